@@ -34,7 +34,7 @@ from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
 from services.engine.kv.connector import KvConnector
 from services.engine.kv.layout import KvMemory
 from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import CacheMemory
+from services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
 from shared import limits
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
@@ -56,7 +56,7 @@ def memory(kind: str, device: KvCache, host: KvCache, *, native: bool) -> KvMemo
     copy = load_library().copy_block if native else None
     if kind == "panels":
         return PanelMemory(device, host, HEAD_DIM, torch.bfloat16, copy)
-    return CacheMemory(device, host, copy)
+    return CacheMemory(device, blocks_of(host, copy), copy)
 
 
 def names(num_blocks: int) -> tuple[bytes, ...]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
-from services.engine.executor.interface import Executor
+from services.engine.executor import Executor
 from services.engine.executor.multiproc import MultiprocExecutor
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams

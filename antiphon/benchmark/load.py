@@ -119,7 +119,6 @@ async def run_open(
     starts_s: Sequence[float],
     *,
     concurrency: int | None = None,
-    path: str = "/v1/completions",
     token: str | None = None,
 ) -> Result:
     """Sends body i at second `starts_s[i]`.
@@ -136,7 +135,7 @@ async def run_open(
         due = result.clock()
         async with room:
             try:
-                await stream(host, port, path, body, result, token=token, sent=due)
+                await stream(host, port, "/v1/completions", body, result, token=token, sent=due)
             except OSError as error:
                 result.errors.append(f"{type(error).__name__}: {error}")
 

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
+from antiphon.offline.prompts.inputs import paired
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.request import SequenceSpec, with_adapter
 from shared.blocks import adapter_salt
 from shared.errors import ServiceError
 from shared.models.adapters import name_error
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +72,8 @@ def loaded_adapters(
     """
     found: dict[LoRARequest | PromptAdapterRequest, LoadedAdapter] = {}
     asked = zip(
-        _listed(loras, LoRARequest, count, "lora_request"),
-        _listed(prompts, PromptAdapterRequest, count, "prompt_adapter_request"),
+        paired(loras, LoRARequest, count, "lora_request", takes_none=True),
+        paired(prompts, PromptAdapterRequest, count, "prompt_adapter_request", takes_none=True),
         strict=True,
     )
     adapters: list[Adapters] = []
@@ -94,16 +92,6 @@ def with_adapters(spec: SequenceSpec, adapters: Adapters) -> SequenceSpec:
         salt = adapter_salt(spec.cache_salt, adapter.version)
         spec = replace(with_adapter(spec, adapter), cache_salt=salt)
     return spec
-
-
-def _listed(requests: T | Sequence[T | None] | None, kind: type[T], count: int, name: str) -> list[T | None]:
-    if requests is None or isinstance(requests, kind):
-        return [requests] * count
-    if not isinstance(requests, Sequence) or not all(one is None or isinstance(one, kind) for one in requests):
-        raise TypeError(f"{name} must be a {kind.__name__}, a list of them (or None), or None, not {requests!r}")
-    if len(requests) != count:
-        raise ValueError(f"There are {count} prompts and {len(requests)} {name}: give one, or as many as prompts.")
-    return list(requests)
 
 
 def _loaded(library: AdapterLibrary | None, request: LoRARequest | PromptAdapterRequest) -> LoadedAdapter:

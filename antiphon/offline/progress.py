@@ -11,14 +11,14 @@ from shared.request.outputs import RequestOutput
 class ProgressBar:
     """A context manager that shows a progress bar for `total` prompts if `shown` is true, and nothing otherwise."""
 
-    def __init__(self, total: int, *, shown: bool, description: str = "Processed prompts") -> None:
+    def __init__(self, total: int, *, shown: bool) -> None:
         self._bar: Any = None
         self._started = time.monotonic()
         self._prompt_tokens = self._output_tokens = 0
         if shown:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(total=total, desc=description, dynamic_ncols=True)
+            self._bar = tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
 
     def __enter__(self) -> Self:
         return self

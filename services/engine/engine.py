@@ -26,7 +26,7 @@ from services.engine.canary.measure import check_deterministic, measure
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
-from services.engine.executor import Executor, UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.grammar_gate import GrammarGate, LoadAdapter
 from services.engine.kv.address import default_kv_host
 from services.engine.kv.connector import KvConnector
@@ -121,7 +121,7 @@ class Engine:
         cls, worker: ModelWorker, limits: CoreLimits, report: Report, *, steps_per_report: int = 1
     ) -> "Engine":
         """Returns an engine without sequences for a worker whose model is already loaded."""
-        return cls(UniprocExecutor(worker), limits, report, steps_per_report=steps_per_report)
+        return cls(Executor(worker), limits, report, steps_per_report=steps_per_report)
 
     def _watch(self, interval_s: float, on_fault: Callable[[str], None]) -> None:
         """Computes the golden value and the checksums of the weights, and starts the self-tests.
@@ -260,7 +260,7 @@ def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> 
         from services.engine.executor.multiproc import MultiprocExecutor
 
         return MultiprocExecutor.start(settings)
-    return UniprocExecutor((make_worker or load_model)(settings))
+    return Executor((make_worker or load_model)(settings))
 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:

@@ -32,9 +32,9 @@ RETRY_AFTER_S = 1.0
 class PictureLoader:
     """The pictures of one engine. `model`: the served name of its model."""
 
-    def __init__(self, host: Host, model: str, bytes_kept: int = limits.ENGINE_IMAGE_CACHE_BYTES) -> None:
+    def __init__(self, host: Host, model: str) -> None:
         self._host, self._model = host, model
-        self._kept = ByteCache[bytes](bytes_kept)
+        self._kept = ByteCache[bytes](limits.ENGINE_IMAGE_CACHE_BYTES)
         self._reading: dict[bytes, asyncio.Task[bytes]] = {}
         self._reserved: dict[str, int] = {}
         """Bytes of the embeddings of each live sequence with pictures, and of some that have ended."""

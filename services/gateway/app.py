@@ -32,7 +32,8 @@ from services.gateway.ops.console.requests import RequestEndpoints
 from services.gateway.ops.console.topology import TopologyEndpoint
 from services.gateway.ops.metrics.engines import EngineCollector
 from services.gateway.ops.metrics.members import MemberCollector
-from services.gateway.ops.timeline import RecordDirectory, Recorder
+from services.gateway.ops.timeline.directory import RecordDirectory
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import Backend
 from services.gateway.path.guest import Guests
 from services.gateway.path.models.versions import VersionDirectory

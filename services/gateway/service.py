@@ -13,8 +13,8 @@ from services.gateway.edge.access.usage_sinks import BusSink, sink_of
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
 from services.gateway.guests import make_guests
-from services.gateway.ops.timeline import Recorder
 from services.gateway.ops.timeline.guest import Timeline
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.actor import GatewayActor
 from services.gateway.path.guest import Lifetime
 from services.gateway.path.models.catalog import RETRY_AFTER_S

@@ -9,7 +9,7 @@ killed, and the next request starts a new one.
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -27,8 +27,14 @@ WORKER = "services.tokenizer.render_worker"
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 
-class Renderer(Protocol):
-    """Converts a conversation to the text of a prompt."""
+class Renderer:
+    """Converts a conversation to the text of a prompt; here, of a server without a chat template or tokenizer.
+
+    `reason`: the message with which it refuses every conversation.
+    """
+
+    def __init__(self, reason: str = NO_TEMPLATE) -> None:
+        self._reason = reason
 
     async def render(
         self,
@@ -42,28 +48,13 @@ class Renderer(Protocol):
 
         `variables` and `continue_final_message` are those of `ChatTemplate.render`.
         """
-        ...
-
-    async def close(self) -> None:
-        """Ends the processes that the renderer has started."""
-        ...
-
-
-class NoTemplate:
-    """The renderer of a server without a chat template or tokenizer: refuses conversations with `reason` as message."""
-
-    def __init__(self, reason: str = NO_TEMPLATE) -> None:
-        self._reason = reason
-
-    async def render(self, *_given: Any, **_named: Any) -> str:
-        """See Renderer."""
         raise _refusal(self._reason)
 
     async def close(self) -> None:
-        """See Renderer."""
+        """Ends the processes that the renderer has started."""
 
 
-class WorkerPool:
+class WorkerPool(Renderer):
     """Up to `workers_max` worker processes for one template, or for two if there is a `tool_template`."""
 
     def __init__(
@@ -75,6 +66,7 @@ class WorkerPool:
         workers_max: int = limits.TEMPLATE_WORKERS_MAX,
         wall_s: float = limits.TEMPLATE_WALL_S,
     ) -> None:
+        super().__init__()
         self._setup = RenderSetup(
             template=template,
             constants=dict(constants),

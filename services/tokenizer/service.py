@@ -5,7 +5,7 @@ import contextlib
 import logging
 
 from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.renderer import NoTemplate, WorkerPool
+from services.tokenizer.renderer import Renderer, WorkerPool
 from shared.actors.host import Host
 from shared.config import TokenizerSettings
 from shared.flags import SettingsError
@@ -43,7 +43,7 @@ class TokenizerService:
         pool = None
         if facts.chat_template is not None:
             pool = WorkerPool(facts.chat_template, facts.named_tokens, facts.tool_template)
-        none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
+        none = Renderer(NO_TOKENIZER) if self._settings.skip_tokenizer_init else Renderer()
         if facts.conv_template:
             log.info("conversations have the layout of the template %s", facts.conv_template)
         # Only a template from the settings is meant for pairs: many rerankers still have the chat template of their

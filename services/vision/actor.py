@@ -12,9 +12,9 @@ import hashlib
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
-from services.vision.encoder import EncodedPicture
+from services.vision.encoder import EncodedPicture, VisionEncoder
 from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
 from shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
@@ -32,43 +32,13 @@ WAITING_MAX = 16 * limits.VISION_JOBS_MAX
 """Maximum number of requests that wait for jobs; several requests may wait for the same job."""
 
 
-class FileEncoder(Protocol):
-    """Interface of the encoder that computes embeddings."""
-
-    @property
-    def fingerprint(self) -> bytes:
-        """See `VisionEncoder.fingerprint`."""
-        ...
-
-    @property
-    def token_id(self) -> int:
-        """The image token, which marks an image's place in a prompt."""
-        ...
-
-    @property
-    def place(self) -> str:
-        """See `PictureFamily.place`."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """See `PictureFamily.text`."""
-        ...
-
-    def encode_file(self, file: bytes) -> EncodedPicture:
-        """Returns the embeddings of the image in a file. Raises ServiceError for an invalid file."""
-        ...
-
-
 class VisionActor(Actor):
     """One replica. Counts requested images, those found in the cache, and the tokens of encoded images."""
 
-    def __init__(
-        self, host: Host, encoder: FileEncoder, model: str, cache_bytes: int = limits.VISION_CACHE_BYTES
-    ) -> None:
+    def __init__(self, host: Host, encoder: VisionEncoder, model: str) -> None:
         super().__init__(f"vision {host.id}", host.transport)
         self.num_requests = self.num_hits = self.num_tokens = 0
-        self.cache = ByteCache[EncodedPicture](cache_bytes)
+        self.cache = ByteCache[EncodedPicture](limits.VISION_CACHE_BYTES)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the exception of the first job that found a broken invariant."""
         self._host, self._encoder, self._model = host, encoder, model

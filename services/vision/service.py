@@ -2,7 +2,8 @@
 
 import asyncio
 
-from services.vision.actor import FileEncoder, VisionActor
+from services.vision.actor import VisionActor
+from services.vision.encoder import VisionEncoder, load_encoder
 from shared.actors.host import Host
 from shared.config import VisionSettings
 from shared.messages import ServiceName, VisionStatus
@@ -55,8 +56,5 @@ class VisionService:
         await self._actor.stop()
         await self._actor_task
 
-    def _load(self) -> FileEncoder:
-        # Imported here because the import takes seconds: the service connects to the bus meanwhile.
-        from services.vision.encoder import load_encoder
-
+    def _load(self) -> VisionEncoder:
         return load_encoder(self._directory, self._kwargs, self._settings.vision_device)

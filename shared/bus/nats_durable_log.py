@@ -8,7 +8,6 @@ from collections.abc import Generator
 
 from nats import errors
 from nats.aio.client import Client
-from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
 from shared import limits
@@ -37,7 +36,7 @@ class NatsDurableLog:
         self._client = client
         self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
         self._config, self._timeout_s = config, timeout_s
-        self._is_told = False
+        self._is_open = False
 
     async def open(self) -> None:
         """See DurableLog."""
@@ -45,16 +44,16 @@ class NatsDurableLog:
             info = await existing(lambda: self._stream.stream_info(self._config.name), self._timeout_s)
         except errors.Error as error:
             raise self._unavailable(error) from error
-        self._tell(info.state)
+        if self._config.storage == "file" and not self._is_open:
+            # The server does not tell whether messages were lost.
+            found = info.state.messages, info.state.bytes
+            log.info("the log %s has %d messages, %d bytes", self._config.name, *found)
+        self._is_open = True
 
-    def _tell(self, state: api.StreamState) -> None:
-        """Logs what a log in files has, when it is opened first and when it has not answered since, as after a restart.
-
-        The server does not tell whether messages were lost.
-        """
-        if self._config.storage == "file" and not self._is_told:
-            self._is_told = True
-            log.info("the log %s has %d messages, %d bytes", self._config.name, state.messages, state.bytes)
+    async def _ready(self) -> None:
+        """Opens the log if it has not been opened, or has not answered since, as after a restart of the server."""
+        if not self._is_open:
+            await self.open()
 
     async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
         """See DurableLog."""
@@ -65,6 +64,7 @@ class NatsDurableLog:
         await self._publish(subject, b"", _EXPIRES | _REPLACES if self._config.clears else _EXPIRES, last)
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str], last: int | None) -> int | None:
+        await self._ready()
         if last is not None:
             headers = {**headers, _EXPECTED: str(last)}
         try:
@@ -81,6 +81,7 @@ class NatsDurableLog:
 
     async def last(self, subject: str) -> Logged | None:
         """See DurableLog."""
+        await self._ready()
         try:
             found = await self._stream.get_msg(self._config.name, subject=subject, direct=True)
         except NotFoundError:
@@ -91,6 +92,7 @@ class NatsDurableLog:
 
     async def following(self, subject: str, sequence: int) -> Logged | None:
         """See DurableLog."""
+        await self._ready()
         try:
             found = await self._stream.get_msg(self._config.name, sequence, subject, direct=True, next=True)
         except NotFoundError:
@@ -101,6 +103,7 @@ class NatsDurableLog:
 
     async def all_following(self, subject: str, sequence: int) -> list[Logged]:
         """See DurableLog."""
+        await self._ready()
         found: list[Logged] = []
         more = True
         while more:
@@ -136,7 +139,7 @@ class NatsDurableLog:
             await replies.unsubscribe()
 
     def _unavailable(self, error: Exception) -> LogUnavailableError:
-        self._is_told = False
+        self._is_open = False
         return LogUnavailableError(f"the log {self._config.name} does not answer ({error or type(error).__name__})")
 
 

@@ -150,12 +150,11 @@ def record_span(
     end_ns: int,
     *,
     parent: Mapping[str, str] | None = None,
-    kind: Kind = "internal",
     attributes: Attributes | None = None,
 ) -> None:
     """Reports a span that has ended. Times are nanoseconds since the Unix epoch."""
     if _tracing is not None:
-        _tracing.start(name, kind, parent, attributes, start_ns).end(end_ns)
+        _tracing.start(name, "internal", parent, attributes, start_ns).end(end_ns)
 
 
 def shutdown() -> None:

@@ -8,42 +8,13 @@ hypothesis with the r-th highest score, counted from 0.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import msgspec
 
 from shared import limits
 from shared.parameters.sampling import BeamParams, SamplingParams
 from shared.request.checks import given, refuse
-
-
-class ChoiceFields(Protocol):
-    """The fields of a request that concern its choices. None means that the client did not give the field."""
-
-    @property
-    def n(self) -> int | None:
-        """Number of choices to return for each prompt."""
-        ...
-
-    @property
-    def best_of(self) -> int | None:
-        """Number of samples for each prompt, or of hypotheses that run at the same time in a beam search."""
-        ...
-
-    @property
-    def use_beam_search(self) -> bool | None:
-        """Whether to search instead of sampling."""
-        ...
-
-    @property
-    def length_penalty(self) -> float | None:
-        """See `BeamParams`."""
-        ...
-
-    @property
-    def early_stopping(self) -> bool | str | None:
-        """See `BeamParams`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +29,10 @@ class Choices:
     beam: BeamParams | None = None
 
 
-def choices_of(fields: ChoiceFields, temperature: float, top_k: int, num_prompts: int = 1) -> Choices:
+def choices_of(fields: Any, temperature: float, top_k: int, num_prompts: int = 1) -> Choices:
     """Returns the choices of a request. Raises ServiceError for a field that is out of range or contradicts others.
 
+    `fields`: an object with `n`, `best_of`, `use_beam_search`, `length_penalty` and `early_stopping`; None: not given.
     `shared.parameters.sampling.check` checks the parameters of a beam search that concern one sequence.
     """
     searches = bool(fields.use_beam_search)
@@ -113,7 +85,7 @@ def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(params, seed=_derived_seed(params.seed, choice), prompt_logprobs=None)
 
 
-def _beam(fields: ChoiceFields, n: int, best_of: int) -> BeamParams:
+def _beam(fields: Any, n: int, best_of: int) -> BeamParams:
     if n == 1:
         refuse("n", "must be greater than 1 with 'use_beam_search'")
     early_stopping = given(fields.early_stopping, False)
@@ -123,7 +95,7 @@ def _beam(fields: ChoiceFields, n: int, best_of: int) -> BeamParams:
     return BeamParams(best_of, 0, float(given(fields.length_penalty, 1.0)), stops_early)
 
 
-def _check_sampling(fields: ChoiceFields, choices: Choices, temperature: float, top_k: int) -> None:
+def _check_sampling(fields: Any, choices: Choices, temperature: float, top_k: int) -> None:
     if given(fields.length_penalty, 1.0) != 1.0:
         refuse("length_penalty", "needs 'use_beam_search'")
     if given(fields.early_stopping, False) is not False:

@@ -26,7 +26,7 @@ _RESERVED = (
 """Names of request fields, and names of parameters in transformers' `apply_chat_template`."""
 
 
-def checked_tools(tools: Sequence[Any] | None, param: str = "tools") -> list[dict[str, Any]]:
+def checked_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
     """Returns the tools of a request; an empty list if it has none. Raises ServiceError that names the wrong member.
 
     A tool is an object `{"type": "function", "function": {"name", "description", "parameters", …}}`; `parameters` is a
@@ -34,8 +34,8 @@ def checked_tools(tools: Sequence[Any] | None, param: str = "tools") -> list[dic
     """
     tools = tools or ()
     if len(tools) > limits.TOOLS_MAX:
-        refuse(param, f"must hold at most {limits.TOOLS_MAX} tools")
-    return [_checked_tool(tool, f"{param}[{number}]") for number, tool in enumerate(tools)]
+        refuse("tools", f"must hold at most {limits.TOOLS_MAX} tools")
+    return [_checked_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
 
 
 def checked_functions(functions: Sequence[Any] | None) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from tokenizers import Tokenizer
 
@@ -16,7 +16,7 @@ from shared.config import ModelSettings
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 from shared.text.infill import find_infill_tokens, infill_ids
-from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
+from shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
 from shared.text.truncation import cut_inside, encode_first, encode_first_of_pairs
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -54,107 +54,14 @@ class EncodedPair(NamedTuple):
     num_first: int
 
 
-class Codec(Protocol):
-    """Converts text to token ids and back. All methods raise ServiceError on a server without a tokenizer."""
+class Codec:
+    """Converts text to token ids and back.
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
-        """Returns the token ids of each text. `keep`: maximum number of ids per text; the first ones are kept; 0: all.
+    `special_ids` and `special_texts` are the ids and the known texts of the special tokens. `infill_end_ids` are tokens
+    by which the model ends a text that it fills in, besides its end token.
+    """
 
-        Raises ServiceError if `keep` leaves no room beside the special tokens.
-        """
-        ...
-
-    def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
-    ) -> list[EncodedPair]:
-        """Returns each pair of texts, combined by the tokenizer. `keep`: see `encode`.
-
-        Raises ServiceError('unsupported_parameter') for a tokenizer that has no pairs.
-        """
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Returns the text of token ids. Ids outside the vocabulary add no text."""
-        ...
-
-    def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
-        """Returns the prompts for filling in the text between each prefix and the suffix.
-
-        Raises ServiceError('unsupported_parameter') if the tokenizer has no special tokens for this.
-        """
-        ...
-
-    @property
-    def infill_end_ids(self) -> tuple[int, ...]:
-        """Tokens by which the model ends a text that it fills in, besides its end token."""
-        ...
-
-    @property
-    def special_texts(self) -> tuple[str, ...]:
-        """The texts of the special tokens, as far as they are known."""
-        ...
-
-    def knows(self, token_id: int) -> bool:
-        """Whether the vocabulary has this id."""
-        ...
-
-    def has_token(self, token_id: int, text: str) -> bool:
-        """Whether the vocabulary has this id, with the token text `text` if the vocabulary gives token texts."""
-        ...
-
-    def token_text(self, token_id: int) -> str:
-        """Returns the text of one token inside a longer text."""
-        ...
-
-    def vocabulary_text(self, token_id: int) -> str:
-        """Returns a token as the vocabulary writes it, such as `Ġis`; without a vocabulary, its text."""
-        ...
-
-
-class NoCodec:
-    """The codec of a server without a tokenizer (`--skip-tokenizer-init`): every method raises ServiceError."""
-
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
-    ) -> list[EncodedPair]:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    infill_end_ids = special_texts = ()
-
-    def knows(self, token_id: int) -> bool:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    def has_token(self, token_id: int, text: str) -> bool:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    def token_text(self, token_id: int) -> str:
-        """See Codec."""
-        raise _no_tokenizer()
-
-    def vocabulary_text(self, token_id: int) -> str:
-        """See Codec."""
-        raise _no_tokenizer()
-
-
-class TextCodec:
-    """A Codec that uses a tokenizer. `special_ids` are the ids of special tokens, which have no text."""
-
-    def __init__(self, tokenizer: AnyTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer | TokenizerAdapter) -> None:
         # The tokenizer's file may enable truncation and padding for training. Requests must not be cut or padded.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -163,11 +70,16 @@ class TextCodec:
         self.special_ids = frozenset(special)
         self.special_texts = tuple(getattr(token, "content", "") for token in special.values())
         self._infill_tokens = find_infill_tokens(tokenizer.token_to_id)
+        self.infill_end_ids = self._infill_tokens.end if self._infill_tokens is not None else ()
         self._anchor = self.encode(["a"], add_special_tokens=False)[0][-1:]
         self._anchor_chars = len(self.decode(self._anchor))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
-        """See Codec. The `tokenizers` library releases the interpreter lock while it encodes."""
+        """Returns the token ids of each text. `keep`: maximum number of ids per text; the first ones are kept; 0: all.
+
+        Raises ServiceError if `keep` leaves no room beside the special tokens. The `tokenizers` library releases the
+        interpreter lock while it encodes.
+        """
         if keep and isinstance(self._tokenizer, Tokenizer):
             return encode_first(self._tokenizer, texts, keep, add_special_tokens=add_special_tokens)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -179,7 +91,10 @@ class TextCodec:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
     ) -> list[EncodedPair]:
-        """See Codec."""
+        """Returns each pair of texts, combined by the tokenizer. `keep`: see `encode`.
+
+        Raises ServiceError('unsupported_parameter') for a tokenizer that has no pairs.
+        """
         if not isinstance(self._tokenizer, Tokenizer):
             reason = "Pairs of texts need a tokenizer with a tokenizer.json; this model's tokenizer takes single texts."
             raise ServiceError("unsupported_parameter", reason, param="model")
@@ -190,18 +105,16 @@ class TextCodec:
         return [EncodedPair(one.ids, one.type_ids.index(1) if 1 in one.type_ids else 0) for one in encodings]
 
     def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
-        """See Codec."""
+        """Returns the prompts for filling in the text between each prefix and the suffix.
+
+        Raises ServiceError('unsupported_parameter') if the tokenizer has no special tokens for this.
+        """
         tokens = self._infill_tokens
         if tokens is None:
             text = "The parameter 'suffix' is not supported: this model's tokenizer has no tokens for filling in text."
             raise ServiceError("unsupported_parameter", text, param="suffix")
         start = self.encode([""], add_special_tokens=True)[0] if add_special_tokens else []
         return [[*start, *infill_ids(tokens, self._plain_ids, self._inner_text, one, suffix)] for one in prefixes]
-
-    @property
-    def infill_end_ids(self) -> tuple[int, ...]:
-        """See Codec."""
-        return self._infill_tokens.end if self._infill_tokens is not None else ()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Returns the text of token ids. Ids outside the vocabulary add no text."""
@@ -212,7 +125,10 @@ class TextCodec:
         return self._tokenizer.id_to_token(token_id) is not None
 
     def has_token(self, token_id: int, text: str) -> bool:
-        """See Codec. A `TokenizerAdapter` gives '' as the text of every id that it knows, which counts as equal."""
+        """Whether the vocabulary has this id, with the token text `text` if the vocabulary gives token texts.
+
+        A `TokenizerAdapter` gives '' as the text of every id that it knows, which counts as equal.
+        """
         return self._tokenizer.id_to_token(token_id) in (text, "")
 
     def token_text(self, token_id: int) -> str:
@@ -223,7 +139,7 @@ class TextCodec:
         return self._inner_text([token_id])
 
     def vocabulary_text(self, token_id: int) -> str:
-        """See Codec."""
+        """Returns a token as the vocabulary writes it, such as `Ġis`; without a vocabulary, its text."""
         return self._tokenizer.id_to_token(token_id) or self.token_text(token_id)
 
     def _plain_ids(self, text: str) -> list[int]:
@@ -233,21 +149,32 @@ class TextCodec:
         return self.decode([*self._anchor, *token_ids])[self._anchor_chars :]
 
 
+class NoCodec(Codec):
+    """The codec of a server without a tokenizer (`--skip-tokenizer-init`): every method raises ServiceError."""
+
+    def __init__(self) -> None:
+        self.special_ids, self.special_texts, self.infill_end_ids = frozenset[int](), (), ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Every method uses the tokenizer or what was read from it.
+        raise ServiceError("invalid_value", NO_TOKENIZER, param="prompt")
+
+
 def choose_codec(settings: ModelSettings, directory: Path) -> Codec:
     """Returns the codec for the settings, with the tokenizer in `directory`. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return NoCodec()
     adapter = load_adapter(settings, directory)
-    return TextCodec(adapter) if adapter is not None else load_codec(directory)
+    return Codec(adapter) if adapter is not None else load_codec(directory)
 
 
-def load_codec(directory: Path) -> TextCodec:
+def load_codec(directory: Path) -> Codec:
     """Returns the codec of a directory's `tokenizer.json`. Raises SettingsError if that is missing or unusable."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise SettingsError(f"--tokenizer: {directory} has no tokenizer.json (a 'fast' tokenizer is needed).")
     try:
-        return TextCodec(Tokenizer.from_file(str(path)))
+        return Codec(Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises bare exceptions for files that it cannot read
         raise SettingsError(f"--tokenizer: {path} cannot be read: {error}") from error
 
@@ -264,10 +191,6 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
         return TextFacts(named_tokens=named, chat_template=given_template(chat_template))
     own, tool_template = _own_templates(directory, config)
     return TextFacts(named_tokens=named, chat_template=own, tool_template=tool_template)
-
-
-def _no_tokenizer() -> ServiceError:
-    return ServiceError("invalid_value", NO_TOKENIZER, param="prompt")
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -11,67 +11,13 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from shared.config import ModelSettings
 from shared.flags import SettingsError
 
 _FILE = "tokenizer.json"
 _OTHER_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken")
-
-
-class AddedToken(Protocol):
-    """The properties of a token that was added to a vocabulary."""
-
-    @property
-    def special(self) -> bool:
-        """Whether the token is a special token, which has no text."""
-        ...
-
-
-class Encoding(Protocol):
-    """The encoding of a text."""
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
-        ...
-
-
-class AnyTokenizer(Protocol):
-    """The methods of `tokenizers.Tokenizer` that the services use."""
-
-    def no_truncation(self) -> None:
-        """Switches the truncation of texts off."""
-        ...
-
-    def no_padding(self) -> None:
-        """Switches the padding of texts off."""
-        ...
-
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        """Returns the added tokens by id, as `AddedToken`."""
-        ...
-
-    def get_vocab_size(self) -> int:
-        """Returns the number of tokens in the vocabulary, 0 if it is unknown."""
-        ...
-
-    def id_to_token(self, id: int) -> str | None:
-        """Returns a token's string in the vocabulary, None if the vocabulary does not have the id."""
-        ...
-
-    def token_to_id(self, token: str) -> int | None:
-        """Returns the id of a token by its string in the vocabulary, None if the vocabulary does not have it."""
-        ...
-
-    def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> Sequence[Any]:
-        """Returns an `Encoding` of each text."""
-        ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of token ids."""
-        ...
 
 
 class _Special(NamedTuple):
@@ -85,7 +31,8 @@ class _Ids(NamedTuple):
 class TokenizerAdapter:
     """Wraps an object with methods `encode` and `decode`, and optional attributes `vocab_size` and `all_special_ids`.
 
-    `encode` gets `add_special_tokens` and `decode` gets `skip_special_tokens` if they accept these arguments by name.
+    Its methods are those of `tokenizers.Tokenizer`. `encode` gets `add_special_tokens` and `decode` gets
+    `skip_special_tokens` if they accept these arguments by name.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -96,36 +43,36 @@ class TokenizerAdapter:
         self._size = _size(inner)
 
     def no_truncation(self) -> None:
-        """See AnyTokenizer."""
+        """Switches the truncation of texts off."""
 
     def no_padding(self) -> None:
-        """See AnyTokenizer."""
+        """Switches the padding of texts off."""
 
     def get_added_tokens_decoder(self) -> dict[int, _Special]:
-        """See AnyTokenizer."""
+        """Returns the special tokens by id."""
         return {int(token_id): _Special() for token_id in getattr(self._inner, "all_special_ids", ())}
 
     def get_vocab_size(self) -> int:
-        """See AnyTokenizer."""
+        """Returns the number of tokens in the vocabulary, 0 if it is unknown."""
         return self._size
 
     def id_to_token(self, id: int) -> str | None:
-        """See AnyTokenizer. The string of a known id is empty, because callers only check whether the id is known."""
+        """Returns '' for an id of the vocabulary, otherwise None: callers only check whether the id is known."""
         return "" if id >= 0 and (id < self._size or not self._size) else None
 
     def token_to_id(self, token: str) -> int | None:
-        """See AnyTokenizer. None for a tokenizer without `get_vocab`."""
+        """Returns the id of a token by its string in the vocabulary; None without `get_vocab`."""
         get_vocab: Any = getattr(self._inner, "get_vocab", None)
         return None if get_vocab is None else get_vocab().get(token)
 
     def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> list[_Ids]:
-        """See AnyTokenizer."""
+        """Returns the token ids of each text."""
         options = {"add_special_tokens": add_special_tokens} if self._encode_option else {}
         with self._lock:
             return [_Ids([int(token_id) for token_id in self._inner.encode(text, **options)]) for text in input]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See AnyTokenizer."""
+        """Returns the text of token ids."""
         options = {"skip_special_tokens": skip_special_tokens} if self._decode_option else {}
         with self._lock:
             return str(self._inner.decode(list(ids), **options))

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from shared.config import ModelSettings
 from shared.flags import SettingsError
 from shared.text.pieces import PieceRule, piece_rule
-from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
+from shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
 
 _TABLES_MAX = 16
 """Maximum number of cached tables for sets of shown special tokens. There is one set per tool-call and reasoning
@@ -49,7 +49,9 @@ class Vocabulary:
     has_text = True
     """Whether tokens have text. False on a server without a tokenizer."""
 
-    def __init__(self, tokenizer: AnyTokenizer, decoder: dict[str, Any] | None, model_vocab_size: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | TokenizerAdapter, decoder: dict[str, Any] | None, model_vocab_size: int = 0
+    ) -> None:
         self.size = max(tokenizer.get_vocab_size(), model_vocab_size)
         self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
         self.rule: PieceRule | None = piece_rule(decoder)

@@ -18,7 +18,8 @@ from services.gateway.app import create_app
 from services.gateway.edge.access.usage import UsageLedger
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.server.uvicorn_server import Server, server_config
-from services.gateway.ops.timeline import RecordDirectory, Recorder
+from services.gateway.ops.timeline.directory import RecordDirectory
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import (
     GenerationRequest,
     ModelCard,

@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.edge.access.usage import Receiver, UsageLedger
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
 from shared.security.api_keys import keys_of_text

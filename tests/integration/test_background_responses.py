@@ -19,7 +19,7 @@ from services.gateway.guests.background.requests import BackgroundStreams
 from services.gateway.guests.background.store import BackgroundStore
 from services.gateway.guests.resume.store import StreamStore
 from services.gateway.guests.resume.streams import Streams
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.actors.host import Host
 from shared.clock import SystemClock

@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.guests.responses.conversations.record import Conversation, turns_before, with_items
-from services.gateway.guests.responses.stored.store import MemoryRecords
+from services.gateway.guests.responses.stored.records import MemoryRecords
 from shared import limits
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches

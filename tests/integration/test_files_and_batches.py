@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from shared import limits
 from shared.errors import ServiceError
 from shared.files import limits as file_limits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import SequenceUpdate
 from shared.errors import ServiceError
 from tests.integration.edge import (

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
 from tests.integration.edge import CARD, ScriptedBackend, Step, call, endings, serving, text_batches

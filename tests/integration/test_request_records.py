@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.record import RequestFacts
 from shared import limits
 from shared.errors import ServiceError

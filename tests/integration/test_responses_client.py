@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
 from shared.messages import PositionLogprobs, TokenText

@@ -10,8 +10,8 @@ from services.gateway.edge.access.kept_pictures import KeptPictures, kept_pictur
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.guests.background.store import BackgroundStore, EventBatch
-from services.gateway.guests.responses.stored.log_store import LogResponseStore
-from services.gateway.guests.responses.stored.store import StoredResponse
+from services.gateway.guests.responses.stored.records import LogRecords
+from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.store import StreamStore
 from shared import limits
@@ -53,7 +53,7 @@ async def logs(nats_connect: Any, nats_server: Any, subjects: Any) -> list[Gatew
 
 def response(key: str, number: int, size: int = SIZE) -> StoredResponse:
     told = {"id": f"resp_{key}{number}", "text": "x" * (size - 200)}
-    return StoredResponse(response=told, input_items=[], turns=[], encoded_bytes=size, key_name=key)
+    return StoredResponse(response=told, input_items=[], turns=[], key_name=key)
 
 
 def record(key: str, name: str, owner: str = "gateway-one") -> StreamRecord:
@@ -84,7 +84,7 @@ async def gone(find: Callable[[str], Awaitable[Any]], name: str) -> None:
 
 
 async def test_a_flood_of_responses_leaves_those_of_other_keys(logs: list[GatewayLogs]):
-    stores = [LogResponseStore(KeptPictures(one)) for one in logs]
+    stores = [ResponseStore(LogRecords(KeptPictures(one), "Responses")) for one in logs]
     for number in range(4):
         await stores[number % 2].put(response("alice", number))
     for number in range(60):
@@ -188,7 +188,6 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
     logs: list[GatewayLogs],
 ):
     one, two = [BackgroundStore(KeptPictures(each)) for each in logs]
-    await one.open()
 
     async def write(owner: str, name: str) -> None:
         written = record(owner, name)
@@ -220,7 +219,6 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
 
 async def test_a_background_request_that_has_no_room_is_not_recorded(logs: list[GatewayLogs]):
     store = BackgroundStore(KeptPictures(logs[0]))
-    await store.open()
     for number in range(5):
         assert await store.create(record("bob", str(number)))
         store.use(f"bob{number}")

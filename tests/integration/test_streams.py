@@ -22,7 +22,7 @@ from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.guests.resume.running import RunningStream
 from services.gateway.guests.resume.store import StreamStore
 from services.gateway.guests.resume.streams import Streams
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.path.generation import GenerationRequest
 from shared import limits
 from shared.actors.host import Host

@@ -11,7 +11,7 @@ from services.engine import engine as product
 from services.engine.backends.torch.worker import TorchWorker
 from services.engine.core.plan import CoreLimits, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.steps.loop import StepReport
 from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
@@ -201,7 +201,7 @@ class Engine:
         recorder = _Recorder(worker)
         self.worker, self.plans = worker, recorder.plans
         self._reports: list[StepReport] = []
-        self._engine = product.Engine(UniprocExecutor(recorder), limits, self._reports.append, clock=_NoClock())
+        self._engine = product.Engine(Executor(recorder), limits, self._reports.append, clock=_NoClock())
         self.core = self._engine._core
         self.cached: dict[str, int] = {}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from services.engine.executor.uniproc import UniprocExecutor
+from services.engine.executor import Executor
 from services.gateway.guests import make_guests
 from services.gateway.path.actor import GatewayActor
 from services.gateway.path.generation import Generation, GenerationRequest, SequenceUpdate
@@ -311,7 +311,7 @@ class Society:
 def worker_of(engine: SimulatedEngine) -> HashWorker:
     """What computes an engine's tokens."""
     executor = engine.engine._executor
-    assert isinstance(executor, UniprocExecutor)
+    assert isinstance(executor, Executor)
     assert isinstance(executor.worker, HashWorker)
     return executor.worker
 

@@ -9,7 +9,7 @@ from antiphon.operate import offline_replay
 from services.gateway.guests.replay.comparison import replay
 from services.gateway.guests.replay.content import content_of
 from services.gateway.guests.replay.rerun import forked, whole
-from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.ops.timeline.request_record import RequestRecord
 from services.gateway.path.generation import GenerationRequest, GuestOptions, Origin, PromptInputs
 from services.gateway.path.messages import Prompt

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.executor import Executor
 from services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
 from services.engine.executor.picture_parts import parts_of, without_embeddings
 from services.engine.executor.rank import serve
-from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard
 from services.engine.worker.interface import ModelWorker
@@ -50,7 +50,7 @@ class _Meeting:
         self._barrier.abort()
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(Communicator):
     """A `Communicator` of one rank."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ThreadCommunicator:
         self.shard, self._all, self._stage, self._column, self._pipes = shard, all_ranks, stage, column, pipes
         self.local_rank, self.local_size = shard.rank, shard.size
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
-        self.stage: Communicator | None = self if shard.pp_size > 1 else None
+        self.stage = self if shard.pp_size > 1 else None
 
     def all_sum(self, x: Tensor) -> Tensor:
         parts = self._stage.exchange(self.shard.tp_rank, x.clone())
@@ -171,17 +171,17 @@ class StagedRanks(RankThreads):
     def __init__(self, make: Callable[[Communicator], ModelWorker], tp_size: int, pp_size: int) -> None:
         self._channels: list[Channel] = []
         super().__init__(make, tp_size, pp_size)
-        self._first = UniprocExecutor(self.workers[0])
+        self._first = Executor(self.workers[0])
         self.most_in_flight = 0
         for rank in range(1, len(self.workers)):
             ours, theirs = socket.socketpair()
             self._channels.append(Channel(ours))
-            executor, plans_max = UniprocExecutor(self.workers[rank]), pp_size - self._shards[rank].pp_rank
+            executor, plans_max = Executor(self.workers[rank]), pp_size - self._shards[rank].pp_rank
             # A daemon: it waits for commands until the channel closes, or the process ends.
             arguments = executor, Channel(theirs), plans_max
             threading.Thread(target=self._serve, args=arguments, daemon=True).start()
 
-    def _serve(self, executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
+    def _serve(self, executor: Executor, channel: Channel, plans_max: int) -> None:
         with channel.socket:
             self._guarded(lambda _: serve(executor, channel, plans_max), 0)
 

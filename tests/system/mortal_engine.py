@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.engine.core.plan import StepPlan
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.service import EngineService
 from shared.actors.service import main
 from shared.config import EngineSettings
@@ -53,16 +53,16 @@ class Obeyed(Protocol):
 
 def install(order: Obeyed) -> None:
     """Makes the engine of this process tell `order` of its events."""
-    launch = UniprocExecutor.launch
+    launch = Executor.launch
 
-    def launch_and_tell(executor: UniprocExecutor, plan: StepPlan) -> None:
+    def launch_and_tell(executor: Executor, plan: StepPlan) -> None:
         launch(executor, plan)
         if any(share.num_tokens > 1 + len(share.draft_token_ids) for share in plan.scheduled):
             order.pass_by("prompt")
         if any(share.samples for share in plan.scheduled):
             order.pass_by("token")
 
-    UniprocExecutor.launch = launch_and_tell  # type: ignore[method-assign]
+    Executor.launch = launch_and_tell  # type: ignore[method-assign]
     Faults(before=lambda: order.pass_by("block")).install()
 
 

@@ -65,15 +65,19 @@ def prompts_of(
     return [replace(prompt, token_ids=one) for prompt, one in zip(texts, ids, strict=True)]
 
 
-def paired(values: T | Sequence[T] | None, kind: type[T], count: int, name: str) -> list[T | None]:
+def paired(
+    values: T | Sequence[T | None] | None, kind: type[T], count: int, name: str, *, takes_none: bool = False
+) -> list[T | None]:
     """Returns one value for each of `count` prompts. `values` is a single value for all, a list of `count`, or None.
 
-    Raises ValueError for a list of another length, TypeError for values that are not of type `kind`.
+    `takes_none`: items of the list may be None. Raises ValueError for a list of another length, TypeError for values
+    that are not of type `kind`.
     """
     if values is None or isinstance(values, kind):
         return [values] * count
-    if not isinstance(values, Sequence) or not all(isinstance(one, kind) for one in values):
-        raise TypeError(f"{name} must be a {kind.__name__}, a list of them, or None, not {values!r}")
+    if not isinstance(values, Sequence) or not all(isinstance(o, kind) or (takes_none and o is None) for o in values):
+        listed = "a list of them (or None)" if takes_none else "a list of them"
+        raise TypeError(f"{name} must be a {kind.__name__}, {listed}, or None, not {values!r}")
     if len(values) != count:
         raise ValueError(f"There are {count} prompts and {len(values)} {name}: give one, or as many as prompts.")
     return list(values)

@@ -3,7 +3,7 @@
     executor.launch(plan)     starts a plan; at most `max_in_flight` plans may be started and not collected
     executor.collect()        waits for the oldest plan in flight and returns its result
 
-`UniprocExecutor` runs one worker in this process. `MultiprocExecutor` (`multiproc`) sends each plan, which is plain
+`Executor` runs one worker in this process. `MultiprocExecutor` (`multiproc`) also sends each plan, which is plain
 data (`services.engine.core.plan`), to several processes, and returns the result of one:
 
     starting         starts the ranks on this machine, on others, or by Ray (`ray_ranks`)
@@ -14,7 +14,6 @@ data (`services.engine.core.plan`), to several processes, and returns the result
     rank             the program of the other ranks
 """
 
-from services.engine.executor.interface import Executor
-from services.engine.executor.uniproc import UniprocExecutor
+from services.engine.executor.executor import Executor
 
-__all__ = ["Executor", "UniprocExecutor"]
+__all__ = ["Executor"]

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
-from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.executor.adapter_parts import ForgetAdapter, messages_of
 from services.engine.executor.channel import (
@@ -32,17 +31,17 @@ from services.engine.executor.channel import (
     RunPlan,
     digest_of,
 )
+from services.engine.executor.executor import Executor
 from services.engine.executor.picture_parts import parts_of as embeddings_of
 from services.engine.executor.picture_parts import without_embeddings
 from services.engine.executor.rank_memory import RankMemory, parts_of
 from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks
-from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
-from services.engine.worker.interface import ModelWorker, WeightMemory
+from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
 from shared.flags import SettingsError
 from shared.models.model_files import model_directory
@@ -54,8 +53,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class MultiprocExecutor:
-    """An Executor with a worker in this process and `ranks` in others."""
+class MultiprocExecutor(Executor):
+    """An executor with a worker in this process and `ranks` in others."""
 
     def __init__(
         self,
@@ -66,19 +65,19 @@ class MultiprocExecutor:
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """`release` is called when all ranks have ended."""
-        self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
+        super().__init__(worker)
+        self._communicator, self._ranks = communicator, ranks
         self._settings, self._release = settings, release
         self._first_stage = ranks[: settings.parallel.tensor_parallel_size - 1]
         """The other ranks of the first stage, which compute the token embeddings."""
         self._sending = threading.Lock()
         self._forgotten: deque[str] = deque()
         """Versions of adapters that are no longer used but that the other ranks still have."""
-        if self._local.adapters is not None:
-            self._local.adapters.share = self._share
+        if self.adapters is not None:
+            self.adapters.share = self._share
         self._failure = ""
         """The reason why the engine must end; set when a rank has ended."""
         self._wake: Callable[[], None] = lambda: None
-        self.facts, self.has_room = self._local.facts, self._local.has_room
         self._watch = RankWatch(ranks, self._ended)
 
     @classmethod
@@ -103,22 +102,17 @@ class MultiprocExecutor:
         if self._failure:
             raise RankFailed(self._failure)
 
-    @property
-    def max_in_flight(self) -> int:
-        """See Executor."""
-        return self._local.max_in_flight
-
     def launch(self, plan: StepPlan) -> None:
         """See Executor."""
         for part in embeddings_of(plan) if self._first_stage else ():
             self._send(part, self._first_stage)
         self._send(RunPlan(without_embeddings(plan)))
-        self._local.launch(plan)
+        super().launch(plan)
 
     def collect(self) -> StepResult:
         """See Executor. Raises RankFailed if a rank has ended, or its result differs from the first rank's."""
         self._send(Collect())
-        result = self._local.collect()
+        result = super().collect()
         digest = digest_of(result)
         for rank in self._ranks:
             try:
@@ -131,19 +125,14 @@ class MultiprocExecutor:
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """See Executor. A grammar that cannot be compiled is refused here; the other ranks ignore it."""
-        self._local.compile_grammar(grammar)
+        super().compile_grammar(grammar)
         self._send(CompileGrammar(grammar))
 
     def kv_memory(self) -> KvMemory:
         """See Executor. All ranks must be on this machine (`parallel.exchanges_kv`)."""
         whole = self._whole
         parts = list(parts_of(whole, self._shards, [None, *(rank.blocks for rank in self._ranks)]))
-        return RankMemory(self._local.kv_memory(), parts, whole.num_layers, whole.num_kv_heads)
-
-    @property
-    def adapters(self) -> AdapterLibrary | None:
-        """See Executor. This rank reads them, and sends each other rank its part."""
-        return self._local.adapters
+        return RankMemory(super().kv_memory(), parts, whole.num_layers, whole.num_kv_heads)
 
     def _share(self, loaded: LoadedAdapter, weights: AdapterWeights) -> None:
         """Sends the other ranks their parts of an adapter. They keep it until `loaded` is no longer referenced here."""
@@ -154,13 +143,9 @@ class MultiprocExecutor:
                 self._send(message, (rank,))
         weakref.finalize(loaded, self._forgotten.append, loaded.version)
 
-    def weight_memory(self) -> list[WeightMemory]:
-        """See Executor. The weights of the first rank."""
-        return self._local.weight_memory()
-
     def close(self) -> None:
         """See Executor. Plans in flight are computed to the end, so that no rank waits for another one."""
-        while self._local.num_in_flight and not self._failure:
+        while self.num_in_flight and not self._failure:
             try:
                 self.collect()
             except RuntimeError as error:
@@ -170,7 +155,7 @@ class MultiprocExecutor:
         for rank in self._ranks:
             rank.close()
         self._release()
-        self._local.close()
+        super().close()
         self._communicator.close()
 
     @functools.cached_property

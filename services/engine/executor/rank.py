@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from services.engine.executor import Executor
 from services.engine.executor.adapter_parts import AdapterMessage, AdapterReceiver
 from services.engine.executor.channel import (
     Channel,
@@ -30,7 +31,6 @@ from services.engine.executor.channel import (
 from services.engine.executor.joining import JoinRefused, join
 from services.engine.executor.picture_parts import EmbeddingsPart, EmbeddingsReceiver
 from services.engine.executor.rank_memory import serve_blocks
-from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
 from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
@@ -78,7 +78,7 @@ def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelW
         raise
 
 
-def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
+def serve(executor: Executor, channel: Channel, plans_max: int) -> None:
     """Executes commands in order until the channel closes.
 
     `plans_max`: how many plans this rank may have in flight, which is the number of pipeline stages from its own to the
@@ -159,7 +159,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
     except RuntimeError as error:
         logger.error("the other ranks cannot be reached: %s", error)
         return AGAIN
-    executor, facts = UniprocExecutor(worker), worker.facts()
+    executor, facts = Executor(worker), worker.facts()
     if settings.blocks >= 0 and settings.kv_transfer.role != "both":
         arguments = executor.kv_memory(), socket.socket(fileno=settings.blocks)
         threading.Thread(target=serve_blocks, args=arguments, name="rank-kv", daemon=True).start()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from services.engine.executor.channel import Channel
 from shared.config import EngineSettings
@@ -27,35 +26,36 @@ class RankFailed(RuntimeError):
     """Raised if a rank has ended, or its result differs from the first rank's. The engine must end."""
 
 
-class Rank(Protocol):
-    """One of the other ranks."""
+class Rank:
+    """One of the other ranks: a process that has joined from another machine. It exits when the connection ends."""
 
-    number: int
-    channel: Channel
-    blocks: socket.socket | None
+    blocks: socket.socket | None = None
     """Connection for reading and writing the rank's KV (`rank_memory`); None if the rank is on another machine."""
+
+    def __init__(self, number: int, place: str, end: socket.socket) -> None:
+        self.number, self.channel, self._place = number, Channel(end), place
 
     def ended(self) -> str:
         """Returns a sentence that says that this rank has ended, and how if that is known."""
-        ...
+        return f"rank {self.number} on {self._place} has ended, or its machine does not answer"
 
     def close(self) -> None:
         """Ends the rank, which has no plan in flight."""
-        ...
+        self.channel.close()
 
     def kill(self) -> None:
         """Ends the rank immediately."""
-        ...
+        self.close()
 
 
-class LocalRank:
+class LocalRank(Rank):
     """A process of this machine that this process has started."""
 
     def __init__(self, settings: EngineSettings, number: int) -> None:
         """Starts the process, which waits for the command `Start`: meet the other ranks and load the model."""
         (ours, theirs), (blocks, their_blocks) = socket.socketpair(), socket.socketpair()
-        self.blocks: socket.socket | None = blocks
-        self.number, self.channel = number, Channel(ours)
+        super().__init__(number, "this machine", ours)
+        self.blocks = blocks
         passed = [theirs.fileno(), their_blocks.fileno()]
         command = [
             sys.executable, "-m", "services.engine.executor.rank", *to_argv(settings),
@@ -91,26 +91,6 @@ class LocalRank:
         self.channel.close()
         if self.blocks is not None:
             self.blocks.close()
-
-
-class JoinedRank:
-    """A process that has joined from another machine. It exits when the connection ends."""
-
-    def __init__(self, number: int, place: str, end: socket.socket) -> None:
-        self.number, self.channel, self._place = number, Channel(end), place
-        self.blocks: socket.socket | None = None
-
-    def ended(self) -> str:
-        """See Rank."""
-        return f"rank {self.number} on {self._place} has ended, or its machine does not answer"
-
-    def close(self) -> None:
-        """See Rank."""
-        self.channel.close()
-
-    def kill(self) -> None:
-        """See Rank."""
-        self.channel.close()
 
 
 class RankWatch:

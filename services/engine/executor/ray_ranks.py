@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # p
 from services.engine.executor.channel import Start
 from services.engine.executor.joining import CONNECT_S, Listener
 from services.engine.executor.meeting_point import Started, meeting_point
-from services.engine.executor.rank_processes import JoinedRank, Rank, RankFailed
+from services.engine.executor.rank_processes import Rank, RankFailed
 from shared.config import EngineSettings
 from shared.distributed.world import RAY_ADDRESS, world_size
 from shared.flags import SettingsError, to_argv
@@ -57,7 +57,7 @@ class RankActor:
         return main(argv, key)
 
 
-class RayRank(JoinedRank):
+class RayRank(Rank):
     """A rank that Ray has started."""
 
     def __init__(self, number: int, place: str, end: socket.socket, actor: Any, running: Any) -> None:
@@ -72,10 +72,6 @@ class RayRank(JoinedRank):
         """See Rank."""
         super().close()
         ray.kill(self._actor)
-
-    def kill(self) -> None:
-        """See Rank."""
-        self.close()
 
 
 def ray_ranks(settings: EngineSettings) -> Started:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from services.engine.executor.channel import Start
 from services.engine.executor.joining import Listener
 from services.engine.executor.meeting_point import Started, meeting_point
-from services.engine.executor.rank_processes import JoinedRank, LocalRank, Rank
+from services.engine.executor.rank_processes import LocalRank, Rank
 from services.engine.parallel.meeting import Meeting
 from shared.config import EngineSettings
 from shared.distributed.machines import find_machines
@@ -79,7 +79,7 @@ def _over_machines(settings: EngineSettings) -> Started:
     meeting, listener = meeting_point(machines.address)
     meeting = replace(meeting, local_size=len(own))
     local = [LocalRank(settings, number) for number in own[1:]]
-    remote = [JoinedRank(number, place, joined[number]) for number, place in places.items()]
+    remote = [Rank(number, place, joined[number]) for number, place in places.items()]
     ranks: list[Rank] = [*local, *remote]
     for rank in ranks:
         theirs = replace(meeting, listener=-1, address=places.get(rank.number, machines.address))

@@ -6,6 +6,7 @@ kind raises a `ServiceError` that names it. Called by the families' modules.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from services.engine.models.description import ActivationKind, DecoderDescription, DtypeName, RopeKind, RopeParameters
@@ -124,8 +125,11 @@ def refuse_unless(config: Config, name: str, expected: bool) -> None:
         raise config_error(f"'{name}': {str(not expected).lower()} is not supported.")
 
 
-def llama_like(config: Config, family: str, **details: Any) -> DecoderDescription:
-    """Returns the description of a decoder with Llama's field names; `details` replace fields of the description."""
+def llama_like(config: Config, family: str, *, interleaved: bool = False, **details: Any) -> DecoderDescription:
+    """Returns the description of a decoder with Llama's field names; `details` replace fields of the description.
+
+    `interleaved`: heads are rotated in pairs of neighbours.
+    """
     hidden_size, num_heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     num_kv_heads = integer(config, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -141,7 +145,7 @@ def llama_like(config: Config, family: str, **details: Any) -> DecoderDescriptio
         "head_dim": integer(config, "head_dim", hidden_size // num_heads),
         "intermediate_size": integer(config, "intermediate_size"),
         "max_positions": max_positions,
-        "rope": rope,
+        "rope": replace(rope, interleaved=interleaved),
         "dtype": weight_dtype(config),
         "norm_eps": number(config, "rms_norm_eps", 1e-6),
         "activation": details.get("activation") or activation(config),

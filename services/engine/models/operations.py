@@ -1,10 +1,8 @@
-"""The interface of a decoder's operations. Which implementation is used is chosen once, when a model is loaded.
+"""A decoder's operations. Which implementation is used is chosen once, when a model is loaded.
 
-`TorchOperations` is the reference and runs on any device; `backends/triton/operations` uses GPU kernels. Called by the
+`Operations` is the reference and runs on any device; `backends/triton/operations` uses GPU kernels. Called by the
 weight loader, which creates the parts, and by the decoder, which combines them.
 """
-
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,67 +15,27 @@ from services.engine.models.layers.norm import Norm, make_norm
 from services.engine.quantization.weight import QuantizedWeight
 
 
-class Operations(Protocol):
-    """The interface of the operations; see the module's docstring."""
-
-    def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-        """Returns a norm of a kind with these parameters [n]."""
-        ...
-
-    def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
-        """Returns a linear layer with a weight [out, in]."""
-        ...
-
-    def unpacked_linear(self, weight: Tensor) -> Linear:
-        """Returns a linear layer that does not copy its weight, because the weight is also used elsewhere."""
-        ...
-
-    def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
-        """Returns an MLP. If it is gated, `up` computes gate and up together."""
-        ...
-
-    def expert_mlp(self, parts: ExpertParts) -> Mlp:
-        """Returns a mixture of experts."""
-        ...
-
-    def attention(
-        self,
-        description: DecoderDescription,
-        qk_norms: tuple[Tensor | None, ...],
-        like: Tensor,
-        sinks: tuple[Tensor | None, ...],
-    ) -> Attention:
-        """Returns the attention of all layers, with the type and on the device of `like`; see `ReferenceAttention`."""
-        ...
-
-    def latent_attention(
-        self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
-    ) -> Attention:
-        """Returns the attention over latents of all layers; see `ReferenceLatentAttention`."""
-        ...
-
-
-class TorchOperations:
+class Operations:
     """The reference: plain torch operations, with weights in the form that is fastest on their device."""
 
     def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
-        """See `Operations`."""
+        """Returns a norm of a kind with these parameters [n]."""
         return make_norm(kind, weight, bias, eps)
 
     def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
-        """See `Operations`."""
+        """Returns a linear layer with a weight [out, in]."""
         return make_linear(weight, bias)
 
     def unpacked_linear(self, weight: Tensor) -> Linear:
-        """See `Operations`."""
+        """Returns a linear layer that does not copy its weight, because the weight is also used elsewhere."""
         return DenseLinear(weight)
 
     def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
-        """See `Operations`."""
+        """Returns an MLP. If it is gated, `up` computes gate and up together."""
         return (GatedMlp if gated else PlainMlp)(up, down, activation)
 
     def expert_mlp(self, parts: ExpertParts) -> Mlp:
-        """See `Operations`."""
+        """Returns a mixture of experts."""
         return ExpertMlp(parts)
 
     def attention(
@@ -87,14 +45,14 @@ class TorchOperations:
         like: Tensor,
         sinks: tuple[Tensor | None, ...],
     ) -> Attention:
-        """See `Operations`."""
+        """Returns the attention of all layers, with the type and on the device of `like`; see `ReferenceAttention`."""
         return ReferenceAttention(description, qk_norms, like, sinks)
 
     def latent_attention(
         self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
     ) -> Attention:
-        """See `Operations`."""
+        """Returns the attention over latents of all layers; see `ReferenceLatentAttention`."""
         return ReferenceLatentAttention(description, shape, weights, like)
 
 
-TORCH_OPERATIONS = TorchOperations()
+TORCH_OPERATIONS = Operations()

@@ -1,48 +1,16 @@
 """Maps architecture names in config.json files to families.
 
-To add a family, name its module in the imports and in the list here.
+Each module in `families` is one; nothing else names them.
 """
 
+import pkgutil
 from dataclasses import replace
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
-from services.engine.models import llava
+from services.engine.models import families
 from services.engine.models.config_fields import Config, config_error
 from services.engine.models.description import DecoderDescription
-from services.engine.models.families import (
-    baichuan,
-    chatglm,
-    cohere2,
-    deepseek,
-    ernie,
-    ernie_moe,
-    exaone4,
-    falcon,
-    gemma,
-    glm,
-    glm4_moe,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
-    granite,
-    hunyuan,
-    internlm2,
-    llama,
-    minimax_m2,
-    mistral,
-    mixtral,
-    olmo2,
-    opt,
-    phi3,
-    qwen,
-    qwen2,
-    qwen2_vl,
-    qwen3,
-    qwen_moe,
-    seed_oss,
-    smollm3,
-    starcoder2,
-)
 from services.engine.models.layout import Parameter
 from services.engine.models.text_parts import TEXT_PARTS
 
@@ -66,12 +34,8 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: tuple[Family, ...] = (
-    baichuan, chatglm, cohere2, deepseek, ernie, ernie_moe, exaone4, falcon, gemma, glm, glm4_moe, gpt2, gpt_neox,
-    gpt_oss, granite, hunyuan, internlm2, llama, llava, minimax_m2, mistral, mixtral, olmo2, opt, phi3, qwen, qwen2,
-    qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
-    *TEXT_PARTS,
-)  # fmt: skip
+_MODULES = pkgutil.iter_modules(families.__path__, f"{families.__name__}.")
+FAMILIES: tuple[Family, ...] = (*(cast(Family, import_module(one.name)) for one in _MODULES), *TEXT_PARTS)
 
 
 class _WithoutHead:

@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,107 +31,55 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
-class Communicator(Protocol):
-    """Communication of one rank with the others."""
+class Communicator:
+    """Communication of one rank with the others: here, of a model that runs in one process."""
 
-    @property
-    def shard(self) -> Shard:
-        """This rank's part of the model."""
-        ...
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this rank on its machine, which is the number of its device."""
-        ...
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks of this machine, which share its memory."""
-        ...
+    shard: Shard = ALONE
+    """This rank's part of the model."""
+    local_rank = 0
+    """Number of this rank on its machine, which is the number of its device."""
+    local_size = 1
+    """Number of ranks of this machine, which share its memory."""
+    stage: "Communicator | None" = None
+    """This communicator if there are several pipeline stages, for the decoder; None otherwise."""
+    is_first = is_last = True
+    """Whether this rank is in the first and in the last pipeline stage."""
 
     def all_sum(self, x: Tensor) -> Tensor:
         """Returns the sum of `x` over the ranks of this pipeline stage (all-reduce). May overwrite `x`."""
-        ...
-
-    @property
-    def stage(self) -> "Communicator | None":
-        """This communicator if there are several pipeline stages, for the decoder; None otherwise."""
-        ...
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank is in the first pipeline stage."""
-        ...
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this rank is in the last pipeline stage."""
-        ...
+        return x
 
     def smallest(self, number: int) -> int:
         """Returns the minimum of `number` over all ranks."""
-        ...
+        return number
 
     def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
         """Returns the minimum of each element over all ranks."""
-        ...
+        return numbers
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
         """Returns hidden states [num_tokens, hidden] from the previous stage.
 
         `like` has their width, data type and device.
         """
-        ...
+        raise AssertionError("there is no other stage")
 
     def send(self, hidden: Tensor) -> None:
         """Sends hidden states to the next stage without waiting for it. `hidden` must not be changed afterwards."""
-        ...
+        raise AssertionError("there is no other stage")
 
     def from_last(self, hidden: Tensor) -> Tensor:
         """Returns the last stage's tensor on every stage.
 
         The other stages pass a tensor of the same shape, and wait.
         """
-        ...
-
-
-class Alone:
-    """The communicator of a model that runs in one process, without pipeline stages."""
-
-    shard = ALONE
-    stage = None
-    is_first = is_last = True
-    local_rank, local_size = 0, 1
-
-    def all_sum(self, x: Tensor) -> Tensor:
-        """See `Communicator`."""
-        return x
-
-    def smallest(self, number: int) -> int:
-        """See `Communicator`."""
-        return number
-
-    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
-        """See `Communicator`."""
-        return numbers
-
-    def receive(self, num_tokens: int, like: Tensor) -> Tensor:
-        """See `Communicator`."""
-        raise AssertionError("there is no other stage")
-
-    def send(self, hidden: Tensor) -> None:
-        """See `Communicator`."""
-        raise AssertionError("there is no other stage")
-
-    def from_last(self, hidden: Tensor) -> Tensor:
-        """See `Communicator`."""
         return hidden
 
 
-ALONE_RANK = Alone()
+ALONE_RANK = Communicator()
 
 
-class TorchCommunicator:
+class TorchCommunicator(Communicator):
     """A communicator over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, shard: Shard, meeting: Meeting, on_gpu: bool) -> None:

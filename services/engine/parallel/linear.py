@@ -11,7 +11,7 @@ from services.engine.models.layers.mlp import Mlp
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class Summed(Linear):
     """A `Linear` with a part of the matrix's columns, or an `Mlp` of experts with a part of their inner columns.
 
     `part` has no bias; the bias is added once, to the sum.
@@ -29,7 +29,3 @@ class Summed:
         """See `Linear` and `Mlp`."""
         y = self.all_sum(self.part(x))
         return y if self.bias is None else y + self.bias
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear` and `Mlp`."""
-        return residual + self(x)

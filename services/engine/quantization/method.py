@@ -33,4 +33,5 @@ class PreparedMethod(Protocol):
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor of this name in the checkpoint is to be ignored."""
-        ...
+        del name
+        return False

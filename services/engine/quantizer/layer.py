@@ -19,7 +19,7 @@ from services.engine.models.layers.attention import StepInputs
 from services.engine.models.layers.linear import DenseLinear, Linear
 from services.engine.models.layers.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.layers.norm import RmsNorm
-from services.engine.models.operations import TorchOperations
+from services.engine.models.operations import Operations
 from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.quantizer.plan import Plan, Site
@@ -32,7 +32,7 @@ _TOKENS_A_STEP = 2048
 See = Callable[[Tensor], None]
 
 
-class _WatchedLinear:
+class _WatchedLinear(Linear):
     """A linear layer that passes its input to the callback `see`, if set."""
 
     def __init__(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None) -> None:
@@ -46,12 +46,8 @@ class _WatchedLinear:
             self.see(x)
         return self._inner(x if self._quantized is None else self._quantized.round_rows(x))
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return residual + self(x)
 
-
-class _WatchedOperations(TorchOperations):
+class _WatchedOperations(Operations):
     """Plain operations whose linear layers can be watched."""
 
     def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:

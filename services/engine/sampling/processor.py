@@ -36,12 +36,11 @@ class Adjustment:
 class LogitsProcessor(Protocol):
     """Applies one parameter of one sequence. Made when the sequence joins, with its prompt and output so far."""
 
-    needs_tokens: bool
+    needs_tokens: bool = False
     """Whether an adjustment depends on earlier sampled tokens, which must then be known first."""
 
     def append(self, token_id: int) -> None:
         """Informs the processor of an output token of the sequence."""
-        ...
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """Adds to the adjustment of the token at output index `position`.

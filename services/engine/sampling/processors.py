@@ -57,50 +57,35 @@ def processors_of(
     return tuple(found)
 
 
-class LogitBias:
+class LogitBias(LogitsProcessor):
     """Adds the request's `logit_bias` to the logits."""
-
-    needs_tokens = False
 
     def __init__(self, bias: Sequence[tuple[int, float]]) -> None:
         self._ids = np.array([token_id for token_id, _ in bias], dtype=np.int64)
         self._values = np.array([value for _, value in bias], dtype=np.float32)
-
-    def append(self, token_id: int) -> None:
-        """See LogitsProcessor."""
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """See LogitsProcessor."""
         adjustment.biases.append((self._ids, self._values))
 
 
-class AllowedTokens:
+class AllowedTokens(LogitsProcessor):
     """Allows only the request's `allowed_token_ids`."""
-
-    needs_tokens = False
 
     def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
         self._mask = masks.only(token_ids, vocab_size)
-
-    def append(self, token_id: int) -> None:
-        """See LogitsProcessor."""
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """See LogitsProcessor."""
         adjustment.allow(self._mask)
 
 
-class MinTokens:
+class MinTokens(LogitsProcessor):
     """Forbids the tokens that end the sequence at the first `min_tokens` positions of the output."""
-
-    needs_tokens = False
 
     def __init__(self, min_tokens: int, end_token_ids: Sequence[int], vocab_size: int) -> None:
         self._min_tokens = min_tokens
         self._mask = masks.without(masks.all_tokens(vocab_size), end_token_ids, vocab_size)
-
-    def append(self, token_id: int) -> None:
-        """See LogitsProcessor."""
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """See LogitsProcessor."""
@@ -108,7 +93,7 @@ class MinTokens:
             adjustment.allow(self._mask)
 
 
-class BadWords:
+class BadWords(LogitsProcessor):
     """Forbids sequences of tokens in the output.
 
     The last token of such a sequence is forbidden whenever the output ends with all its other tokens.

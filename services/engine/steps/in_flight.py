@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
-from services.engine.executor.interface import Executor
+from services.engine.executor import Executor
 from services.engine.steps.step_time import StepTimeEstimator, Timing
 from shared.clock import Clock
 

@@ -25,7 +25,7 @@ from services.engine.core.invariants import check_idle
 from services.engine.core.kv.kv_transfer import KvLoaded, KvMeta, KvReleased
 from services.engine.core.plan import StepPlan
 from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.executor.interface import Executor
+from services.engine.executor import Executor
 from services.engine.steps.in_flight import InFlightSteps
 from shared.clock import Clock
 from shared.errors import ServiceError

@@ -31,7 +31,7 @@ from services.engine.worker.batch.state_table import StateTable
 from services.engine.worker.capacity.budget import Backend, MemoryPlan, plan_measured
 from services.engine.worker.capacity.host_cache import copy_blocks
 from services.engine.worker.capacity.kv_cache import KvPlan, allocate_kv_cache
-from services.engine.worker.capacity.kv_memory import CacheMemory
+from services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
 from services.engine.worker.capacity.memory import HeapGuard
 from services.engine.worker.capacity.profile import StepBounds
 from shared.config import EngineSettings
@@ -89,7 +89,7 @@ class StepWorker(ABC):
 
     def kv_memory(self, native: NativeCopy | None = None) -> KvMemory:
         """See `KvWorker`."""
-        return CacheMemory(self._cache, self._host_cache, native)
+        return CacheMemory(self._cache, blocks_of(self._host_cache, native), native)
 
     @property
     def memory(self) -> MemoryPlan:

@@ -14,44 +14,11 @@ The cost of a token does not grow with the output's length.
 
 import codecs
 from collections.abc import Sequence
-from typing import Protocol
 
 from shared import limits
 from shared.text.vocabulary import Vocabulary
 
 REPLACEMENT = "\ufffd"
-
-
-class Detokenizer(Protocol):
-    """Converts the tokens of one sequence to text."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that is certain after these tokens. Must not be called again after UnknownTokenError."""
-        ...
-
-    def finish(self) -> str:
-        """Returns the text held back so far: an incomplete character at the end, as U+FFFD."""
-        ...
-
-
-def start_detokenizer(
-    vocabulary: Vocabulary,
-    prompt_tail: Sequence[int],
-    skip_special_tokens: bool,
-    spaces_between_special_tokens: bool = True,
-    shown_special_tokens: tuple[str, ...] = (),
-) -> Detokenizer:
-    """Returns a detokenizer for the text after `prompt_tail`, the last few prompt tokens. Raises UnknownTokenError.
-
-    Without `spaces_between_special_tokens` there is no space between special tokens that follow each other. Only the
-    tokenizers of WindowDetokenizer write such spaces. With `skip_special_tokens` the text has no special tokens but
-    those with the texts `shown_special_tokens`.
-    """
-    if vocabulary.rule is not None:
-        return ByteDetokenizer(vocabulary, prompt_tail, skip_special_tokens, shown_special_tokens)
-    return WindowDetokenizer(
-        vocabulary, prompt_tail, skip_special_tokens, spaces_between_special_tokens, shown_special_tokens
-    )
 
 
 class ByteDetokenizer:
@@ -77,7 +44,7 @@ class ByteDetokenizer:
         self.push(prompt_tail)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
+        """Returns the text that is certain after these tokens. Must not be called again after UnknownTokenError."""
         pieces = self._pieces
         found = [pieces[token_id] for token_id in token_ids]
         if self._at_start:
@@ -85,7 +52,7 @@ class ByteDetokenizer:
         return self._utf8.decode(b"".join(found))
 
     def finish(self) -> str:
-        """See Detokenizer."""
+        """Returns the text held back so far: an incomplete character at the end, as U+FFFD."""
         return self._utf8.decode(b"", True)
 
     def _replace_first(self, token_ids: Sequence[int], found: list[bytes]) -> None:
@@ -135,11 +102,11 @@ class WindowDetokenizer:
         self._shown = len(self._text().rstrip(REPLACEMENT))
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """See Detokenizer."""
+        """See ByteDetokenizer."""
         return "".join([self._push_one(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """See Detokenizer."""
+        """See ByteDetokenizer."""
         text = self._text()[self._shown :]
         self._shown += len(text)
         return text
@@ -178,3 +145,26 @@ class WindowDetokenizer:
         if self._hidden:
             token_ids = [token_id for token_id in token_ids if token_id not in self._hidden]
         return self._vocabulary.decode(token_ids, self._skip)
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer
+
+
+def start_detokenizer(
+    vocabulary: Vocabulary,
+    prompt_tail: Sequence[int],
+    skip_special_tokens: bool,
+    spaces_between_special_tokens: bool = True,
+    shown_special_tokens: tuple[str, ...] = (),
+) -> Detokenizer:
+    """Returns a detokenizer for the text after `prompt_tail`, the last few prompt tokens. Raises UnknownTokenError.
+
+    Without `spaces_between_special_tokens` there is no space between special tokens that follow each other. Only the
+    tokenizers of WindowDetokenizer write such spaces. With `skip_special_tokens` the text has no special tokens but
+    those with the texts `shown_special_tokens`.
+    """
+    if vocabulary.rule is not None:
+        return ByteDetokenizer(vocabulary, prompt_tail, skip_special_tokens, shown_special_tokens)
+    return WindowDetokenizer(
+        vocabulary, prompt_tail, skip_special_tokens, spaces_between_special_tokens, shown_special_tokens
+    )

@@ -18,7 +18,7 @@ from services.engine.core.invariants import check
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.sequence import Status
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.worker.interface import WeightMemory
 from shared.errors import ServiceError
 from shared.flags import SettingsError
@@ -228,20 +228,20 @@ def test_without_exact_results_only_a_repeated_difference_is_a_fault() -> None:
 
 
 def test_an_engine_that_computes_a_sequence_in_two_ways_does_not_start() -> None:
-    found = measure(UniprocExecutor(CountingWorker()), LIMITS)
+    found = measure(Executor(CountingWorker()), LIMITS)
     assert found is not None
     assert found.value.token_ids == (16, 17, 18, 19)
     with pytest.raises(ServiceError, match="in two ways"):
-        measure(UniprocExecutor(CountingWorker(drift=1)), LIMITS)
+        measure(Executor(CountingWorker(drift=1)), LIMITS)
 
 
 def test_deterministic_mode_refuses_what_cannot_promise_it_and_what_does_not_keep_it() -> None:
-    check_deterministic(UniprocExecutor(CountingWorker()), LIMITS)
+    check_deterministic(Executor(CountingWorker()), LIMITS)
     variant = replace(FACTS, variant_because="sums are ordered by chance")
     with pytest.raises(SettingsError, match="--deterministic: sums are ordered by chance; leave the option out"):
-        check_deterministic(UniprocExecutor(CountingWorker(variant)), LIMITS)
+        check_deterministic(Executor(CountingWorker(variant)), LIMITS)
     with pytest.raises(SettingsError, match="--deterministic: a sequence depends on what else is computed"):
-        check_deterministic(UniprocExecutor(CountingWorker(drift=1)), LIMITS)
+        check_deterministic(Executor(CountingWorker(drift=1)), LIMITS)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 4096, PORTION_BYTES + 13])

@@ -13,7 +13,7 @@ import pytest
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import SequenceSpec
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.steps import loop as loop_module
 from services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
 from services.engine.steps.reports import ReportQueue
@@ -50,7 +50,7 @@ def loop_of(steps_a_report: int) -> tuple[StepLoop, list[StepReport]]:
 def loop_over(
     worker: CountingWorker, limits: CoreLimits, report: Callable[[StepReport], None], steps_a_report: int = 1
 ) -> StepLoop:
-    return StepLoop(Core(limits, FACTS), UniprocExecutor(worker), SystemClock(), report, steps_a_report)
+    return StepLoop(Core(limits, FACTS), Executor(worker), SystemClock(), report, steps_a_report)
 
 
 def add(loop: StepLoop, name: str, max_tokens: int, length: int = 5) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from services.engine.core.plan import EngineFacts, ScheduledSequence, StepPlan, StepResult
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.steps.in_flight import LEAD_S, LEAD_SHARE, InFlightSteps
 from services.engine.steps.step_time import StepTimeEstimator
 from services.engine.worker.interface import UNDER_WAY_MAX
@@ -84,7 +84,7 @@ class Planner:
     def __init__(self, step_s: float, plan_s: float) -> None:
         self.device = Device(step_s)
         self.plan_s = plan_s
-        self.in_flight = InFlightSteps(UniprocExecutor(self.device), self.device)
+        self.in_flight = InFlightSteps(Executor(self.device), self.device)
         self.waited_s: list[float] = []
 
     def steps(self, count: int) -> float:

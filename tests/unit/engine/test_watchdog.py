@@ -8,7 +8,7 @@ import pytest
 
 from services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence, StepPlan, StepResult
 from services.engine.engine import Engine
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.steps import progress
 from services.engine.steps.computing_threads import observe, observe_one
 from services.engine.steps.in_flight import InFlightSteps, RunningStep
@@ -251,7 +251,7 @@ def plan(number: int, num_tokens: int = 4) -> StepPlan:
 def test_a_flight_says_which_step_runs_since_when_and_what_is_expected_of_it() -> None:
     worker = Worker()
     worker.go.set()
-    in_flight = worker.in_flight = InFlightSteps(UniprocExecutor(worker), Ticking())
+    in_flight = worker.in_flight = InFlightSteps(Executor(worker), Ticking())
     for number in (1, 2):
         assert in_flight.running is None
         in_flight.launch(plan(number))
@@ -267,7 +267,7 @@ def test_a_flight_says_which_step_runs_since_when_and_what_is_expected_of_it() -
 
 def test_time_in_which_the_step_thread_does_something_else_does_not_count() -> None:
     clock = Ticking()
-    in_flight = InFlightSteps(UniprocExecutor(Worker()), clock)
+    in_flight = InFlightSteps(Executor(Worker()), clock)
     assert in_flight.pause() is None
     in_flight.resume(None)
     assert in_flight.running is None
@@ -297,7 +297,7 @@ async def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_thre
     clock, codes = Held(), list[int]()
     monkeypatch.setattr(progress.sys, "__stderr__", None)
     steps = Engine(
-        UniprocExecutor(Worker()),
+        Executor(Worker()),
         CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
         lambda report: None,
         clock=clock,
@@ -323,7 +323,7 @@ async def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_thre
 async def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = Held()
     steps = Engine(
-        UniprocExecutor(Worker()),
+        Executor(Worker()),
         CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
         lambda report: None,
         clock=clock,

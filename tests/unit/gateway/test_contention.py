@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.ops.timeline import BusRecordDirectory, Recorder, RequestRecord
 from services.gateway.ops.timeline.contention import NAMED_MAX, Wait, contention, during, wait_of
+from services.gateway.ops.timeline.directory import BusRecordDirectory
+from services.gateway.ops.timeline.recorder import Recorder
 from services.gateway.ops.timeline.recorder import Recorder as AnyRecorder
+from services.gateway.ops.timeline.request_record import RequestRecord
 from services.gateway.path.record import RequestFacts
 from shared.actors.host import Host
 from shared.bus.transport import Delivery

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.ops.timeline import Recorder, RequestRecord, timeline_of, trace_events_of
-from services.gateway.ops.timeline.recorder import ENGINES_MAX
-from services.gateway.ops.timeline.timeline import phases_of
+from services.gateway.ops.timeline.recorder import ENGINES_MAX, Recorder
+from services.gateway.ops.timeline.request_record import RequestRecord
+from services.gateway.ops.timeline.timeline import phases_of, timeline_of
+from services.gateway.ops.timeline.trace_events import trace_events_of
 from services.gateway.path.record import NOT_RECORDED, RequestFacts
 from shared import limits
 from shared.messages import SequenceRef, StepEvent, StepEvents, UsageOutcome

@@ -1,11 +1,13 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.gateway.guests.responses.stored.store import MemoryResponseStore, StoredResponse
+from services.gateway.guests.responses.stored.records import MemoryRecords
+from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
 from shared.request.conversation import Turn
 
 MAX_BYTES, TTL_S = 8000, 10.0
@@ -17,7 +19,7 @@ KEYS = {"a": "alice", "b": "alice", "c": "bob", "d": "bob", "e": "bob", "f": "ca
 
 def record(response_id: str, size: int = 0) -> StoredResponse:
     turns, key = [Turn(role="user", content="x" * size)], KEYS[response_id]
-    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns, encoded_bytes=20, key_name=key)
+    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns, key_name=key)
 
 
 def run(coroutine: Any) -> Any:
@@ -35,7 +37,8 @@ class Store(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.store = MemoryResponseStore(lambda: self.now, max_bytes=MAX_BYTES, ttl_s=TTL_S)
+        self.records = MemoryRecords(lambda: self.now, max_bytes=MAX_BYTES, ttl_s=TTL_S)
+        self.store = ResponseStore(self.records)
         self.kept: dict[str, tuple[int, float]] = {}
 
     def shrink(self) -> None:
@@ -48,7 +51,9 @@ class Store(RuleBasedStateMachine):
             largest = max(held.values())
             candidates = [key for key in held if held[key] == largest]
             if len(candidates) > 1:
-                gone = next(name for name in self.kept if name not in self.store._records and KEYS[name] in candidates)
+                gone = next(
+                    name for name in self.kept if name not in self.records._records and KEYS[name] in candidates
+                )
             else:
                 gone = next(name for name in self.kept if KEYS[name] == candidates[0])
             del self.kept[gone]
@@ -58,7 +63,7 @@ class Store(RuleBasedStateMachine):
         one = record(name, size)
         run(self.store.put(one))
         self.kept.pop(name, None)
-        self.kept[name] = (one.num_bytes, self.now + TTL_S)
+        self.kept[name] = (1024 + len(msgspec.json.encode(one)), self.now + TTL_S)
         self.shrink()
 
     @rule(name=st.sampled_from("abcdef"))
@@ -81,9 +86,9 @@ class Store(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        held = self.store._records
-        assert sum(one.num_bytes for one in held.values()) == self.store._kept.num_bytes <= MAX_BYTES
-        assert held.keys() == self.store._expires_at.keys()
+        held = self.records._records.values()
+        assert sum(1024 + len(one.logged.payload) for one in held) == self.records._kept.num_bytes <= MAX_BYTES
+        assert sorted(one.expires_at for one in held) == [one.expires_at for one in held]
 
 
 TestStore = Store.TestCase

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from shared.flags import SettingsError
-from shared.text.codec import TextCodec, load_codec, load_facts
+from shared.text.codec import Codec, load_codec, load_facts
 from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, token_id, write_tokenizer_files
 
 
@@ -53,7 +53,7 @@ def test_truncation_and_padding_of_the_file_are_not_used(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_a_tokens_text_reads_as_inside_a_text(make: type) -> None:
-    codec = TextCodec(make())
+    codec = Codec(make())
     (ids,) = codec.encode(["one voice"], add_special_tokens=False)
     assert "".join(map(codec.token_text, ids)).strip() == "one voice"
     assert any(codec.token_text(i).startswith(" ") for i in ids)

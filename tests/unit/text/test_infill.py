@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import ServiceError
-from shared.text.codec import NoCodec, TextCodec
+from shared.text.codec import Codec, NoCodec
 from tests.tokenizer_files import byte_fallback, byte_level, token_id
 
 FAMILIES = {
@@ -26,7 +26,7 @@ def with_tokens(tokenizer: Tokenizer, *names: str) -> Tokenizer:
 def test_prefix_suffix_and_middle_are_marked_by_the_models_own_tokens(names: tuple[str, str, str]) -> None:
     tokenizer = with_tokens(byte_level(), *names)
     first, second, third = map(tokenizer.token_to_id, names)
-    codec = TextCodec(tokenizer)
+    codec = Codec(tokenizer)
     prompts = codec.encode_infill(["one", "two"], " end", add_special_tokens=False)
     for text, prompt in zip(("one", "two"), prompts, strict=True):
         before, after = (codec.encode([part], add_special_tokens=False)[0] for part in (text, " end"))
@@ -37,7 +37,7 @@ def test_prefix_suffix_and_middle_are_marked_by_the_models_own_tokens(names: tup
 def test_a_tokenizer_without_such_tokens_refuses_a_suffix() -> None:
     for names in ((), ("<fim_prefix>", "<fim_suffix>")):
         with pytest.raises(ServiceError, match="'suffix' is not supported") as error:
-            TextCodec(with_tokens(byte_level(), *names)).encode_infill(["a"], "b", add_special_tokens=True)
+            Codec(with_tokens(byte_level(), *names)).encode_infill(["a"], "b", add_special_tokens=True)
         assert (error.value.code, error.value.param) == ("unsupported_parameter", "suffix")
     with pytest.raises(ServiceError, match="no tokenizer"):
         NoCodec().encode_infill(["a"], "b", add_special_tokens=True)
@@ -47,7 +47,7 @@ def test_a_tokenizer_without_such_tokens_refuses_a_suffix() -> None:
 def test_the_suffix_gets_no_space_that_it_does_not_have(suffix: str) -> None:
     names = FAMILIES["CodeLlama"]
     tokenizer = with_tokens(byte_fallback(), *names)
-    codec = TextCodec(tokenizer)
+    codec = Codec(tokenizer)
     [prompt] = codec.encode_infill(["the"], suffix, add_special_tokens=False)
     after = prompt[prompt.index(token_id(tokenizer, names[1])) + 1 : -1]
     anchor = codec.encode(["a"], add_special_tokens=False)[0]
@@ -56,6 +56,6 @@ def test_the_suffix_gets_no_space_that_it_does_not_have(suffix: str) -> None:
 
 def test_the_tokens_that_end_a_filled_in_text_are_those_that_the_vocabulary_has() -> None:
     tokenizer = with_tokens(byte_level(), *FAMILIES["CodeLlama"], "▁<EOT>")
-    assert TextCodec(tokenizer).infill_end_ids == (tokenizer.token_to_id("▁<EOT>"),)
-    assert TextCodec(with_tokens(byte_level(), *FAMILIES["CodeLlama"])).infill_end_ids == ()
-    assert TextCodec(byte_level()).infill_end_ids == ()
+    assert Codec(tokenizer).infill_end_ids == (tokenizer.token_to_id("▁<EOT>"),)
+    assert Codec(with_tokens(byte_level(), *FAMILIES["CodeLlama"])).infill_end_ids == ()
+    assert Codec(byte_level()).infill_end_ids == ()

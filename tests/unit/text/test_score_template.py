@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ServiceError
-from shared.text.codec import TextCodec
+from shared.text.codec import Codec
 from shared.text.templates.chat_template import ChatTemplate
 from shared.text.templates.score_template import ScorePrompt
 from tests.tokenizer_files import byte_level
@@ -15,7 +15,7 @@ TEMPLATE = (
     '<s>Q {{ (messages | selectattr("role", "eq", "query") | first).content }} '
     'D {{ (messages | selectattr("role", "eq", "document") | first).content }} answer:'
 )
-CODEC = TextCodec(byte_level())
+CODEC = Codec(byte_level())
 
 
 def rendered(pair: tuple[str, str], template: str = TEMPLATE, keep: int = 0) -> tuple[str, int, int]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.text.codec import TextCodec
+from shared.text.codec import Codec
 from shared.text.special_tokens import SpecialTokens
 from tests.tokenizer_files import byte_level
 
@@ -35,7 +35,7 @@ def test_texts_in_objects_and_lists_are_broken() -> None:
 
 
 def test_a_broken_token_is_encoded_as_text() -> None:
-    codec = TextCodec(byte_level())
+    codec = Codec(byte_level())
     assert codec.special_texts
     escaped = SpecialTokens(codec.special_texts)
     for token in codec.special_texts:

@@ -29,7 +29,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.subjects import Subjects
-from shared.text.codec import Codec, TextCodec, choose_codec
+from shared.text.codec import Codec, choose_codec
 from shared.text.detokenization.stream import TextStream
 from shared.text.vocabulary import Vocabulary, choose_vocabulary
 from tests.support.memory import MemoryBus
@@ -161,8 +161,8 @@ def test_auto_reads_the_file_and_slow_asks_transformers_with_the_same_result(tmp
     directory = write_tokenizer_files(tmp_path, byte_level(), **config)
     fast, fast_vocabulary = both(directory, tokenizer_mode="auto")
     slow, slow_vocabulary = both(directory, tokenizer_mode="slow")
-    assert isinstance(fast, TextCodec)
-    assert isinstance(slow, TextCodec)
+    assert isinstance(fast, Codec)
+    assert isinstance(slow, Codec)
     [token_ids] = fast.encode([TEXT], add_special_tokens=True)
     assert slow.encode([TEXT], add_special_tokens=True) == [token_ids]
     assert slow.decode(token_ids) == fast.decode(token_ids) == TEXT

@@ -33,7 +33,7 @@ from shared.messages import (
 from shared.models.model_files import described, model_name
 from shared.observability import telemetry
 from shared.subjects import Subjects
-from shared.text.codec import TextCodec, TextFacts
+from shared.text.codec import Codec, TextFacts
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, token_id, write_tokenizer_files
 
@@ -43,7 +43,7 @@ FACTS = TextFacts(named_tokens={"bos_token": "<s>"}, chat_template=None)
 LONG = "long text " * TOKENIZER_INLINE_CHARS_MAX
 
 
-class SlowRenderer:
+class SlowRenderer(Renderer):
     """Renders when it is told to."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Rig:
         self.own, self.peer = self.bus.connect("tokenizer"), self.bus.connect("peer")
         self.subjects = Subjects()
         self.host = Host(transport=self.own, subjects=self.subjects, clock=SystemClock(), id="t1", instance_id="b1")
-        self.codec = TextCodec(byte_level())
+        self.codec = Codec(byte_level())
 
     async def start(self, renderer: Renderer, **options: Any) -> None:
         self.actor = TokenizerActor(self.host, self.codec, renderer, FACTS, "m", **options)
@@ -504,8 +504,3 @@ async def test_a_span_covers_each_tokenize_request(rig: Rig, monkeypatch: pytest
         await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=20, headers=headers)
     assert [(name, values["parent"]) for name, values in spans] == [("tokenize", headers)] * 2
     assert [values[telemetry.Names.USAGE_INPUT_TOKENS] > 0 for _, values in spans] == [True, True]
-
-
-def test_a_worker_pool_is_a_renderer() -> None:
-    renderer: Renderer = WorkerPool("", {})
-    assert renderer

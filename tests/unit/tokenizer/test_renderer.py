@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.renderer import NoTemplate, WorkerPool
+from services.tokenizer.renderer import Renderer, WorkerPool
 from shared import limits
 from shared.errors import ServiceError
 
@@ -151,7 +151,7 @@ async def test_the_longest_conversation_passes(pool: Make) -> None:
 
 async def test_a_model_without_a_template_says_what_to_do() -> None:
     with pytest.raises(ServiceError, match=r"--chat-template.*/v1/completions") as missing:
-        await NoTemplate().render(MESSAGES, True)
+        await Renderer().render(MESSAGES, True)
     assert missing.value.param == "messages"
 
 

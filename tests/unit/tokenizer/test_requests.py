@@ -7,11 +7,11 @@ from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, PictureTokens, TokenizeRequest
 from shared.request.pictures import plain_places
-from shared.text.codec import TextCodec
+from shared.text.codec import Codec
 from shared.text.templates.turns import plain_messages
 from tests.tokenizer_files import byte_level, token_id
 
-CODEC = TextCodec(byte_level())
+CODEC = Codec(byte_level())
 USER = (ChatMessage(role="user", content="hello"),)
 
 
@@ -171,7 +171,7 @@ def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> No
     tokenizer = byte_level()
     names = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
     tokenizer.add_special_tokens(names)
-    codec = TextCodec(tokenizer)
+    codec = Codec(tokenizer)
     request = TokenizeRequest(request_id="r", model="m", prompts=("ab",), suffix="c", add_special_tokens=False)
     reply = tokenize(codec, request, request.prompts)
     assert reply.end_token_ids == (tokenizer.token_to_id("▁<EOT>"),)

@@ -99,7 +99,7 @@ class System:
 
     async def vision(self, name: str) -> None:
         self.encoders[name] = Encoder()
-        self.visions[name] = VisionActor(self._host(name), self.encoders[name], MODEL)
+        self.visions[name] = VisionActor(self._host(name), self.encoders[name], MODEL)  # pyright: ignore[reportArgumentType]
         await self.start(self.visions[name])
         await self.bus.connect(f"probe-{name}").barrier()
 

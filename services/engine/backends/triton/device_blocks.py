@@ -21,7 +21,7 @@ from services.engine.kv.layout import KvMemory
 from services.engine.kv.pieces import NativeCopy
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import PackedMemory
+from services.engine.worker.capacity.kv_memory import CacheMemory, packed_blocks
 
 _TOGETHER = 64
 """Maximum number of blocks in one packed buffer, which bounds the buffer's memory."""
@@ -60,7 +60,7 @@ class DeviceBlocks:
 
     def memory(self, native: NativeCopy | None) -> KvMemory:
         """Returns access to the blocks for exchanges with other engines, see `KvWorker`."""
-        return PackedMemory(self.kv, self._host, native)
+        return CacheMemory(self.kv, packed_blocks(self._host, native), native)
 
     def carry_out(self, plan: StepPlan) -> None:
         """Executes the block copies of a plan: device to host, host to device, then device to device."""

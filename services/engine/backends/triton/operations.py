@@ -44,6 +44,7 @@ from services.engine.models.layers.linear import Linear
 from services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp
 from services.engine.models.layers.norm import Norm
 from services.engine.models.layers.rope import inverse_frequencies
+from services.engine.models.operations import Operations
 from services.engine.parallel.shard import ALONE, Shard
 from services.engine.quantization.weight import QuantizedWeight
 
@@ -315,8 +316,8 @@ def _tables(ropes: tuple[RopeParameters | None, ...], num_positions: int, like: 
     }
 
 
-class TritonOperations:
-    """`Operations` with Triton kernels, for activations of a type.
+class TritonOperations(Operations):
+    """Operations with Triton kernels, for activations of a type.
 
     `num_positions`: number of tokens of the longest context.
     """

@@ -65,11 +65,11 @@ class Staging:
         if self._device.type == "cuda":
             self._copied[self._turn].record()
 
-    def put_any(self, values: NDArray[Any], dtype: Any = np.int32) -> Tensor:
+    def put_any(self, values: NDArray[Any]) -> Tensor:
         """Like `put`, for an array of any size. An array too large for the rest of the buffer is copied by itself."""
         if values.nbytes <= len(self._target) // 4 and self._used + 2 * values.nbytes + 64 < len(self._target):
-            return self.put(values, dtype=dtype)
-        return sent(torch.from_numpy(values.astype(dtype)), self._device)
+            return self.put(values, dtype=np.int32)
+        return sent(torch.from_numpy(values.astype(np.int32)), self._device)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:

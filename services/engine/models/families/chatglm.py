@@ -3,8 +3,6 @@
 `glm.py` handles the later GLM checkpoints.
 """
 
-from dataclasses import replace
-
 from services.engine.models.config_fields import Config, boolean, integer, llama_like, number, refuse_unless
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import Names, named_layout
@@ -44,6 +42,4 @@ def describe(config: Config) -> DecoderDescription:
         "partial_rotary_factor": 0.5,
     }
     qkv_bias = bias or boolean(config, "add_qkv_bias", False)
-    description = llama_like(fields, "chatglm", qkv_bias=qkv_bias, o_bias=bias, mlp_bias=bias)
-    assert description.rope is not None
-    return replace(description, rope=replace(description.rope, interleaved=True))
+    return llama_like(fields, "chatglm", interleaved=True, qkv_bias=qkv_bias, o_bias=bias, mlp_bias=bias)

@@ -3,8 +3,6 @@
 Heads are rotated in interleaved pairs, in the layers with a sliding window only.
 """
 
-from dataclasses import replace
-
 from services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like, number
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import llama_layout
@@ -23,9 +21,10 @@ def describe(config: Config) -> DecoderDescription:
         {**config, "layer_types": config.get("layer_types") or kinds}, integer(config, "sliding_window", _WINDOW)
     )
     heads = integer(config, "num_attention_heads")
-    description = llama_like(
+    return llama_like(
         {"tie_word_embeddings": True, "head_dim": integer(config, "hidden_size") // heads, **config},
         "cohere2",
+        interleaved=True,
         norm="layer",
         norm_bias=False,
         norm_eps=number(config, "layer_norm_eps", _EPS),
@@ -37,5 +36,3 @@ def describe(config: Config) -> DecoderDescription:
         sliding_windows=windows,
         unrotated_layers=frozenset(layer for layer, window in enumerate(windows) if window is None),
     )
-    assert description.rope is not None
-    return replace(description, rope=replace(description.rope, interleaved=True))

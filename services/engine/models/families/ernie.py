@@ -1,7 +1,5 @@
 """ERNIE 4.5 (dense): Llama that rotates heads in interleaved pairs, with its own head size."""
 
-from dataclasses import replace
-
 from services.engine.models.config_fields import Config, boolean, integer, llama_like
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import llama_layout
@@ -17,6 +15,4 @@ def describe(config: Config) -> DecoderDescription:
     """Returns the description. `use_bias` applies to all projections."""
     bias = boolean(config, "use_bias", False)
     fields = {**_DEFAULTS, **config, "head_dim": integer(config, "head_dim", _HEAD_DIM)}
-    description = llama_like(fields, "ernie", qkv_bias=bias, o_bias=bias, mlp_bias=bias)
-    assert description.rope is not None
-    return replace(description, rope=replace(description.rope, interleaved=True))
+    return llama_like(fields, "ernie", interleaved=True, qkv_bias=bias, o_bias=bias, mlp_bias=bias)

@@ -3,8 +3,6 @@
 GLM 4 of 2025 (`Glm4ForCausalLM`) also normalises the outputs of attention and MLP.
 """
 
-from dataclasses import replace
-
 from services.engine.models.config_fields import Config, boolean, integer, llama_like
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import Names, Parameter, named_layout
@@ -26,11 +24,10 @@ def describe(config: Config) -> DecoderDescription:
     """Returns the description. `attention_bias` applies to query, key and value."""
     fields = {"partial_rotary_factor": 0.5, **config, "head_dim": integer(config, "head_dim", 128)}
     normed = "Glm4ForCausalLM" in config["architectures"] or "Glm4Model" in config["architectures"]
-    description = llama_like(
+    return llama_like(
         fields,
         "glm",
+        interleaved=True,
         qkv_bias=boolean(config, "attention_bias", True),
         residual="normed" if normed else "sequential",
     )
-    assert description.rope is not None
-    return replace(description, rope=replace(description.rope, interleaved=True))

@@ -3,6 +3,8 @@
 OLMo 3 has sliding windows in three of four layers, and scales positions only in the other layers.
 """
 
+from typing import Any
+
 from services.engine.models.config_fields import (
     Config,
     boolean,
@@ -34,7 +36,7 @@ def describe(config: Config) -> DecoderDescription:
     )
 
 
-def _third(config: Config) -> dict[str, object]:
+def _third(config: Config) -> dict[str, Any]:
     """Returns OLMo 3's part of the description. Older configs give one `rope_theta` and `rope_scaling` for all."""
     num_layers, hidden = integer(config, "num_hidden_layers"), integer(config, "hidden_size")
     head_dim = integer(config, "head_dim", hidden // integer(config, "num_attention_heads"))

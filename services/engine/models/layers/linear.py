@@ -30,10 +30,10 @@ class Linear(Protocol):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """X [n, in] → residual [n, out] + x Wᵀ + b. May overwrite the residual, which the caller does not use again."""
-        ...
+        return residual + self(x)
 
 
-class DenseLinear:
+class DenseLinear(Linear):
     """A linear layer with a dense weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -43,12 +43,8 @@ class DenseLinear:
         """See `Linear`."""
         return F.linear(x, self._weight, self._bias)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return residual + F.linear(x, self._weight, self._bias)
 
-
-class PackedLinear:
+class PackedLinear(Linear):
     """A linear layer with a weight in oneDNN's layout. The dense weight is not kept."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -64,7 +60,7 @@ class PackedLinear:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
 
 
-class QuantizedLinear:
+class QuantizedLinear(Linear):
     """A linear layer with a quantized weight: the reference for the products of faster backends."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
@@ -74,10 +70,6 @@ class QuantizedLinear:
         """See `Linear`."""
         rows = self._weight.round_rows(self._weight.ordered(x))
         return F.linear(rows, self._weight.numbers().to(x.dtype), self._bias)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return residual + self(x)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -32,10 +32,10 @@ class Mlp(Protocol):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """X [n, hidden] → residual [n, hidden] + mlp(x). May overwrite the residual after x has been read."""
-        ...
+        return residual + self(x)
 
 
-class GatedMlp:
+class GatedMlp(Mlp):
     """A gated MLP. Gate and up projection are one matrix."""
 
     def __init__(self, gate_up: Linear, down: Linear, activation: ActivationKind) -> None:
@@ -54,7 +54,7 @@ class GatedMlp:
         return self._activation(self.gate_up(x))
 
 
-class PlainMlp:
+class PlainMlp(Mlp):
     """An MLP without gate."""
 
     def __init__(self, up: Linear, down: Linear, activation: ActivationKind) -> None:
@@ -138,7 +138,7 @@ class ExpertParts:
 MakeLinear = Callable[["Tensor | QuantizedWeight", Tensor | None], Linear]
 
 
-class ExpertMlp:
+class ExpertMlp(Mlp):
     """A mixture of experts; see the module's docstring."""
 
     def __init__(self, parts: ExpertParts, make: MakeLinear | None = None) -> None:
@@ -156,10 +156,6 @@ class ExpertMlp:
         weights, experts = p.route(x)
         mixed = mixed_experts(x, weights, experts, self.gate_up, self.down, self._activation)
         return mixed if p.shared is None else p.shared.added_to(mixed, x)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Mlp`."""
-        return residual + self(x)
 
 
 def _linear(weight: "Tensor | QuantizedWeight", bias: Tensor | None) -> Linear:

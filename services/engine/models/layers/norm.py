@@ -25,11 +25,11 @@ class Norm(Protocol):
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """X [..., n] → residual + norm(x)."""
-        ...
+        return residual + self(x)
 
 
 @dataclass(frozen=True, slots=True)
-class RmsNorm:
+class RmsNorm(Norm):
     """RMS norm with `weight` [n]."""
 
     weight: Tensor
@@ -39,13 +39,9 @@ class RmsNorm:
         """See `Norm`."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Norm`."""
-        return residual + self(x)
-
 
 @dataclass(frozen=True, slots=True)
-class RmsPlusOneNorm:
+class RmsPlusOneNorm(Norm):
     """RMS norm that multiplies by 1 + weight. `factor` [n] float32 is one plus the checkpoint's weight."""
 
     factor: Tensor
@@ -55,13 +51,9 @@ class RmsPlusOneNorm:
         """See `Norm`."""
         return rms_norm(x.to(torch.float32), self.factor, self.eps).to(x.dtype)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Norm`."""
-        return residual + self(x)
-
 
 @dataclass(frozen=True, slots=True)
-class LayerNorm:
+class LayerNorm(Norm):
     """Layer norm with `weight` and `bias` [n]."""
 
     weight: Tensor
@@ -71,10 +63,6 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """See `Norm`."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Norm`."""
-        return residual + self(x)
 
 
 def make_norm(kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.engine.quantization.formats.grouped import grouped_weight
 from services.engine.quantization.formats.packing import expect, unpack
+from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight
 
 BITS = 4
@@ -25,7 +26,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(PreparedMethod):
     """A `PreparedMethod`. `group_size`: inputs of a group, -1 for all."""
 
     group_size: int
@@ -55,10 +56,6 @@ class Awq:
         expect("scales", parts["scales"], groups, out)
         values, zeros = (_outputs(parts[name]).t().contiguous() for name in ("qweight", "qzeros"))
         return grouped_weight(values, parts["scales"].t(), zeros, BITS, group_size=self.group_size)
-
-    def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`."""
-        return False
 
 
 def _outputs(words: Tensor) -> Tensor:

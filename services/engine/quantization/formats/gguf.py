@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.quantization.formats.packing import expect
+from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight
 
 _GROUP, _SHORT_GROUP = 32, 16
@@ -46,7 +47,7 @@ TYPES = tuple(kind.name for kind in GGMLQuantizationType)
 
 
 @dataclass(frozen=True, slots=True)
-class Gguf:
+class Gguf(PreparedMethod):
     """A `PreparedMethod`."""
 
     @staticmethod
@@ -68,10 +69,6 @@ class Gguf:
         expect(f"{kind} blocks", blocks, shape[0], shape[1] // numbers * size)
         convert = _KEPT.get(kind)
         return plain(blocks, kind) if convert is None else convert(blocks.reshape(-1, size).numpy(), shape)
-
-    def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: always False, because the reader leaves out superfluous tensors."""
-        return False
 
 
 def blocks_name(name: str, kind: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from services.engine.quantization.formats.packing import expect
+from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -22,7 +23,7 @@ _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", 127
 _GROUP = 32
 
 
-class Mxfp4:
+class Mxfp4(PreparedMethod):
     """A `PreparedMethod`: only experts are quantized, in tensors with all experts of a layer."""
 
     @staticmethod
@@ -51,7 +52,3 @@ class Mxfp4:
         return QuantizedWeight(
             kind="int4", values=values, shape=shape, scales=scales, group_size=_GROUP, levels=torch.tensor(LEVELS)
         )
-
-    def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`."""
-        return False

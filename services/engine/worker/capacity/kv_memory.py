@@ -10,7 +10,7 @@ from services.engine.worker.capacity.kv_cache import KvCache
 
 
 class CacheMemory:
-    """A `KvMemory` of two `KvCache`: that of the computing device (a CPU or another device), and the host's swap space.
+    """A `KvMemory` of a `KvCache` on the computing device (a CPU or another device), and of the blocks of swap space.
 
     `native`: the C++ library's copy, if this machine has the library.
     """
@@ -18,10 +18,9 @@ class CacheMemory:
     own = None
     """See `KvMemory`: the common form is that of the cache."""
 
-    def __init__(self, cache: KvCache, host: KvCache, native: NativeCopy | None = None) -> None:
+    def __init__(self, cache: KvCache, host: PiecedBlocks, native: NativeCopy | None = None) -> None:
         self.layout = _layout(cache)
-        self._cache, self._native = cache.parts, native
-        self._host = blocks_of(host, native)
+        self._cache, self._host, self._native = cache.parts, host, native
         self._read_from = blocks_of(cache, native) if cache.key_caches[0].device.type == "cpu" else None
 
     def read(self, block: int, out: Bytes) -> int:
@@ -35,30 +34,13 @@ class CacheMemory:
         return self._host.write(host_block, data)
 
 
-class PackedMemory:
-    """A `KvMemory` of a `KvCache` on a device and of host blocks, [host blocks, layers * parts of a layer, bytes].
+def packed_blocks(host: Tensor, native: NativeCopy | None = None) -> PiecedBlocks:
+    """Returns the blocks of a tensor [host blocks, layers * parts of a layer, words], of which each has all layers.
 
-    A host block holds the data of all layers: for each layer its keys and then its values, or its rows of latents.
-    `native`: as for `CacheMemory`.
+    A block has for each layer its keys and then its values, or its rows of latents.
     """
-
-    own = None
-    """See `KvMemory`: the common form is that of the cache."""
-
-    def __init__(self, cache: KvCache, host: Tensor, native: NativeCopy | None = None) -> None:
-        self.layout = _layout(cache)
-        self._cache, self._native = cache.parts, native
-        count, piece_bytes = len(cache.parts), self.layout.num_bytes(self.layout.block_size) // len(cache.parts)
-        parts = host.numpy().view(np.uint8).reshape(len(host), count, piece_bytes)
-        self._host = PiecedBlocks([parts[:, part] for part in range(count)], native)
-
-    def read(self, block: int, out: Bytes) -> int:
-        """See `KvMemory`."""
-        return _fetch(self._cache, block, out, self._native)
-
-    def write(self, host_block: int, data: Bytes) -> int:
-        """See `KvMemory`."""
-        return self._host.write(host_block, data)
+    parts = host.numpy().view(np.uint8)
+    return PiecedBlocks([parts[:, part] for part in range(parts.shape[1])], native)
 
 
 def blocks_of(cache: KvCache, native: NativeCopy | None = None) -> PiecedBlocks:

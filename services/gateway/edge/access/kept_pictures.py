@@ -46,8 +46,6 @@ class KeptPictures:
 
         Raises ServiceError if the bus takes no message of this size.
         """
-        if files:
-            await self.part.log.open()
         parts = [
             (subject, file[number * limits.IMAGE_PART_BYTES : (number + 1) * limits.IMAGE_PART_BYTES])
             for name, file in files.items()
@@ -60,8 +58,6 @@ class KeptPictures:
     async def get(self, key: str, names: Sequence[KeptPicture]) -> dict[KeptPicture, bytes]:
         """Returns the files of a key that are complete; files of which the log has dropped a part are left out."""
         found: dict[KeptPicture, bytes] = {}
-        if names:
-            await self.part.log.open()
         for name in dict.fromkeys(names):
             file = await self._file(self.subjects(key, name))
             if kept_picture(file) == name:

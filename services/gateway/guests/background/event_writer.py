@@ -5,7 +5,6 @@ request.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -88,16 +87,10 @@ class EventWriter:
                         log.warning("the events of the request %s wait for the bus: %s", self.request_id, error)
                     warned = True
                     await asyncio.sleep(limits.STREAM_STORE_TIMEOUT_S)
-                    await self._open_again()
 
     def shown(self) -> list[bytes]:
         """Returns the events that are in the log."""
         return self.history.events[: self._num_written]
-
-    async def _open_again(self) -> None:
-        """Waits for the logs after a restart of the bus. If it does not answer, the next attempt to write fails."""
-        with contextlib.suppress(LogUnavailableError):
-            await self._store.open()
 
     def _add(self, data: bytes) -> None:
         for event in sse.split_events(data):

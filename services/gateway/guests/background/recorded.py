@@ -103,7 +103,6 @@ class RecordedResponse:
             response=final_of(history),
             input_items=await self._items(),
             turns=[],
-            encoded_bytes=len(record.body) + len(history.final),
             events=history.events,
             key_name=record.key_name,
         )
@@ -153,7 +152,6 @@ class RecordedResponses(BackgroundResponses):
         if (here := await super().find(response_id)) is not None or not is_id(request_id):
             return here
         with _told():
-            await self._streams.store.ready()
             found = await self._streams.store.find(request_id)
         if found is None:
             return None
@@ -215,7 +213,6 @@ class RecordedResponses(BackgroundResponses):
     async def _adopt_all(self) -> bool:
         """Takes over all responses that no gateway runs. Returns False if the bus did not answer."""
         try:
-            await self._streams.store.open()
             async for record, revision in self._streams.store.unfinished():
                 self._adopt(record, revision)
         except LogUnavailableError as error:

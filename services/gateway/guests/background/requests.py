@@ -83,7 +83,6 @@ class BackgroundStreams:
         record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures, fetched=cut.fetched)
         self._beginning.add(record.request_id)
         try:
-            await self.store.open()
             await self.store.pictures.put(record.key_name, cut.files)
             revision = await self.store.create(record)
         except LogUnavailableError as error:
@@ -104,7 +103,6 @@ class BackgroundStreams:
         Raises LogUnavailableError, or ServiceError: 'stream_taken' if another gateway takes it at the same time,
         'internal_error' if the bus has lost events, 'stream_expired' if gateways end whenever they run the request.
         """
-        await self.store.open()
         accepted = accepted_of(record, await self._tokens.journal(record))
         position, owner_died = self._journal.position + 1, not self._is_own(record)
         claimed = claimed_record(record, self._host, accepted, position, owner_died=owner_died)

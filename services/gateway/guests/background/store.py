@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from services.gateway.edge.access.kept_pictures import KeptPictures
-from services.gateway.guests.resume.record import StreamRecord, decoded_record, encoded
+from services.gateway.guests.resume.record import StreamRecord
+from services.gateway.guests.resume.store import RecordStore, readable
 from shared.bus.durable_log import LogUnavailableError
 from shared.deployment import stores
 from shared.errors import ServiceError
@@ -61,78 +62,42 @@ _BATCHES = msgspec.msgpack.Decoder(EventBatch)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class BackgroundStore:
-    """The store of one gateway. Its methods raise LogUnavailableError."""
+class BackgroundStore(RecordStore):
+    """The records and the events of one gateway. Its methods raise LogUnavailableError."""
 
     def __init__(self, pictures: KeptPictures) -> None:
-        """`pictures`: the picture files that were taken out of the bodies in records."""
-        self.pictures, logs = pictures, pictures.logs
-        self._subjects = subjects = logs.host.subjects
-        self._is_open = False
-        self._records = logs.part(stores.background_records(subjects, logs.storage))
-        self._events = logs.part(stores.background_events(subjects, logs.storage))
-
-    async def open(self) -> None:
-        """Returns when the logs exist."""
-        await self._records.log.open()
-        await self._events.log.open()
-        self._is_open = True
-
-    async def ready(self) -> None:
-        """Opens the logs if they have not been opened, or have not answered since."""
-        if not self._is_open:
-            await self.open()
-
-    # --- records ---
+        logs, self._subjects = pictures.logs, pictures.logs.host.subjects
+        config = stores.background_records(self._subjects, logs.storage)
+        super().__init__(pictures, config, self._subjects.background_record)
+        self._events = logs.part(stores.background_events(self._subjects, logs.storage))
 
     async def create(self, record: StreamRecord) -> int | None:
         """Writes a new record and returns its revision.
 
         Returns None if there is no room for it beside the running requests of its key.
         """
-        subject, data = self._subjects.background_record(record.request_id), encoded(record)
-        if not await self._records.admit(record.key_name, subject, data, in_use=True):
-            return None
-        return await self._records.append(record.key_name, subject, data)
-
-    async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
-        """Returns the record of a request that has not ended, and its revision; None if there is none."""
-        try:
-            found = await self._records.log.last(self._subjects.background_record(request_id))
-        except LogUnavailableError:
-            self._is_open = False  # A bus that was started again may have lost the logs.
-            raise
-        return None if found is None or not found.payload else (_record(found.payload), found.sequence)
-
-    async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
-        subject = self._subjects.background_record(record.request_id)
-        return await self._records.append(record.key_name, subject, encoded(record), last=revision)
+        return await self.replace(record, None) if await self.admit(record) else None
 
     async def forget(self, request_id: str) -> None:
         """Removes the record of a request that has ended. Its events stay until their space is needed."""
-        await self._records.remove(self._subjects.background_record(request_id))
+        await self.part.remove(self.subject(request_id))
         self.release(request_id)
 
     async def unfinished(self) -> AsyncIterator[tuple[StreamRecord, int]]:
         """Yields the records of all requests that have not ended, with their revisions."""
-        for found in await self._records.log.all_following(self._subjects.background_record("*"), 1):
+        for found in await self.part.log.all_following(self.subject("*"), 1):
             if found.payload:
-                yield _record(found.payload), found.sequence
-
-    # --- records and events ---
+                yield readable(found.payload), found.sequence
 
     def use(self, request_id: str) -> None:
         """The record and the events of a request that runs in this gateway are not dropped until `release`."""
-        self._records.use(self._subjects.background_record(request_id))
+        super().use(request_id)
         self._events.use(self._subjects.background_events(request_id))
 
     def release(self, request_id: str) -> None:
         """See `use`."""
-        self._records.release(self._subjects.background_record(request_id))
+        super().release(request_id)
         self._events.release(self._subjects.background_events(request_id))
-
-    # --- events ---
 
     async def append(self, record: StreamRecord, batch: EventBatch, last: int) -> int | None:
         """Appends a batch if `last` is the last one in the log. Returns its number; None if there is a later batch."""
@@ -160,13 +125,6 @@ class BackgroundStore:
                 raise ServiceError("not_found", message, param="response_id")
             found.add(batch, logged.sequence)
         return found
-
-
-def _record(data: bytes) -> StreamRecord:
-    try:
-        return decoded_record(data)
-    except msgspec.DecodeError as error:
-        raise LogUnavailableError(f"the record of a background request cannot be read ({error})") from error
 
 
 def _batch(data: bytes) -> EventBatch:

@@ -74,11 +74,9 @@ class RemotePictures:
         *,
         may_connect: Callable[[str], bool] = is_public,
         resolve: Resolve = resolve,
-        trusted: ssl.SSLContext | None = None,
     ) -> None:
         self._domains = tuple(name.strip().lower() for name in domains.split(",") if name.strip())
         self._may_connect, self._resolve = may_connect, resolve
-        self._trusted = trusted
 
     def fetch(self, url: str, param: str) -> bytes:
         """Returns the file behind a URL. Takes up to `IMAGE_FETCH_S`. Raises ServiceError that names `param`."""
@@ -141,9 +139,8 @@ class RemotePictures:
         # Connect to the address that was checked: another name lookup could return a different address.
         plain = socket.create_connection((addresses[0], port), left_s)
         try:
-            secured = scheme == "https"
-            context = self._trusted or ssl.create_default_context()
-            connection.sock = context.wrap_socket(plain, server_hostname=host) if secured else plain
+            secure = ssl.create_default_context().wrap_socket if scheme == "https" else None
+            connection.sock = plain if secure is None else secure(plain, server_hostname=host)
         except BaseException:
             plain.close()
             raise

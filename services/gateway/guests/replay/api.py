@@ -26,7 +26,8 @@ from services.gateway.guests.replay.checks import check_record
 from services.gateway.guests.replay.comparison import replay
 from services.gateway.guests.replay.output import output_of
 from services.gateway.guests.replay.rerun import forked
-from services.gateway.ops.timeline import RecordDirectory, Recorder
+from services.gateway.ops.timeline.directory import RecordDirectory
+from services.gateway.ops.timeline.recorder import Recorder
 from shared.errors import ServiceError
 from shared.messages import RecordQuery
 from shared.recorded_request import RecordedContent, decode

@@ -1,7 +1,5 @@
 """The API of responses and conversations, and where it keeps them."""
 
-import time
-
 from services.gateway.apis.openai.base import Api
 from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.access.kept_pictures import KeptPictures
@@ -9,14 +7,13 @@ from services.gateway.edge.http.routing.openapi import Body
 from services.gateway.edge.http.routing.routes import Routes
 from services.gateway.guests.responses.conversations.conversations import Conversations
 from services.gateway.guests.responses.conversations.endpoints import ConversationEndpoints
-from services.gateway.guests.responses.conversations.log_store import LogConversationStore
 from services.gateway.guests.responses.conversations.schemas import ChangeBody, ConversationBody, ItemsBody
-from services.gateway.guests.responses.conversations.store import MemoryConversationStore
+from services.gateway.guests.responses.conversations.store import ConversationStore
 from services.gateway.guests.responses.endpoints import ResponseEndpoints
 from services.gateway.guests.responses.schemas import ResponsesBody
 from services.gateway.guests.responses.socket.connection import SocketEndpoint
-from services.gateway.guests.responses.stored.log_store import LogResponseStore
-from services.gateway.guests.responses.stored.store import MemoryResponseStore
+from services.gateway.guests.responses.stored.records import LogRecords, MemoryRecords
+from services.gateway.guests.responses.stored.store import ResponseStore
 
 _BODY = Body(ResponsesBody, ("input",))
 
@@ -30,10 +27,11 @@ class TheApi(Api):
         """See Api. Offers the endpoints to the other guests."""
         pictures = serving.guests.offered(KeptPictures)
         if pictures is None:
-            store, conversations = MemoryResponseStore(time.monotonic), Conversations(MemoryConversationStore())
+            responses, said = MemoryRecords(), MemoryRecords()
         else:
-            store, conversations = LogResponseStore(pictures), Conversations(LogConversationStore(pictures))
-        endpoints = ResponseEndpoints(serving, store, conversations)
+            responses, said = LogRecords(pictures, "Responses"), LogRecords(pictures, "Conversations")
+        conversations = Conversations(ConversationStore(said))
+        endpoints = ResponseEndpoints(serving, ResponseStore(responses), conversations)
         serving.guests.offer(endpoints)
         if serving.settings.use_openai:
             _add_responses(routes, endpoints, SocketEndpoint(lambda: routes.app, serving.metrics.count_error))

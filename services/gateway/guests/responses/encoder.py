@@ -215,8 +215,6 @@ class ResponseEncoder:
         self._created = False
         self._status: Status = "queued"
         self.response = described.build("queued", [])
-        self.num_bytes = 0
-        """Size of the last encoded event that has the whole response."""
 
     @property
     def next_number(self) -> int:
@@ -312,9 +310,7 @@ class ResponseEncoder:
         self.response = self._object.build(status, self._output.items, **fields)
 
     def _event(self, kind: str) -> bytes:
-        data = self._events.event(kind, response=self.response)
-        self.num_bytes = len(data)
-        return data
+        return self._events.event(kind, response=self.response)
 
 
 def _taken_logprobs(choice: Choice) -> Logprobs:

@@ -106,7 +106,6 @@ class ResponseEndpoints:
             response=response,
             input_items=given.items,
             turns=turns,
-            encoded_bytes=len(request.state.body) + len(events),
             key_name=current_call().key.name,
         )
         await socket.responses.keep(record)
@@ -123,15 +122,13 @@ class ResponseEndpoints:
         given: Input,
         turns: list[Turn],
     ) -> Response:
-        key_name, num_bytes = current_call().key.name, len(request.state.body)
-        encoder, socket = ResponseEncoder(described, context), turn_of(request)
+        key_name, encoder, socket = current_call().key.name, ResponseEncoder(described, context), turn_of(request)
 
         def record_of(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
             return StoredResponse(
                 response=final,
                 input_items=given.items,
                 turns=[*turns, output_turn(final["output"])],
-                encoded_bytes=num_bytes + encoder.num_bytes,
                 events=events,
                 key_name=key_name,
             )

@@ -9,12 +9,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import msgspec
 
 from services.gateway.guests.resume.record import Accepted, JournalEntry, Progress, StreamRecord
-from services.gateway.guests.resume.store import StreamStore
+from services.gateway.guests.resume.store import RecordStore, StreamStore
 from services.gateway.path.generation import ResumedOutput
 from services.gateway.path.sequence_state import SequenceState
 from shared import limits
@@ -23,18 +22,6 @@ from shared.codec import pack_ids
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-
-
-class RecordStore(Protocol):
-    """The store of stream records. Its methods raise LogUnavailableError."""
-
-    async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
-        """Returns a record and its revision; None if there is none."""
-        ...
-
-    async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
-        ...
 
 
 class JournaledStream:
@@ -48,7 +35,7 @@ class JournaledStream:
         record: StreamRecord,
         replayed: tuple[Accepted, ...],
         on_lost: Callable[[], None],
-        records: "RecordStore | None" = None,
+        records: RecordStore | None = None,
     ) -> None:
         """`replayed`: the tokens of each sequence with which the run begins.
 

@@ -1,40 +1,70 @@
 """The store of records and journals of streams: two logs on the bus, which are independent of the gateways."""
 
-import logging
+from collections.abc import Callable
 
 import msgspec
 
 from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.guests.resume.body_pictures import WholeBody, whole_body
 from services.gateway.guests.resume.journal_reader import JournalReader
-from services.gateway.guests.resume.record import (
-    JournalEntry,
-    StreamRecord,
-    decoded_record,
-    encoded,
-)
-from shared.bus.durable_log import LogUnavailableError
+from services.gateway.guests.resume.record import JournalEntry, StreamRecord, decoded_record, encoded
+from shared.bus.durable_log import LogConfig, LogUnavailableError
 from shared.deployment import stores
 from shared.errors import ServiceError
 
-log = logging.getLogger(__name__)
+
+class RecordStore:
+    """The records of requests of one kind, in a log with one message for each. Methods raise LogUnavailableError.
+
+    `pictures`: the picture files that were taken out of the bodies in records. `subject` returns that of a record.
+    """
+
+    def __init__(self, pictures: KeptPictures, config: LogConfig, subject: Callable[[str], str]) -> None:
+        self.pictures, self.subject, self._host = pictures, subject, pictures.logs.host
+        self.part = pictures.logs.part(config, self._is_own)
+
+    async def admit(self, record: StreamRecord) -> bool:
+        """Returns whether there is room for a new record beside the running requests of its key."""
+        return await self.part.admit(record.key_name, self.subject(record.request_id), encoded(record), in_use=True)
+
+    async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
+        """Returns a record and its revision; None if there is none."""
+        found = await self.part.log.last(self.subject(request_id))
+        return None if found is None or not found.payload else (readable(found.payload), found.sequence)
+
+    async def replace(self, record: StreamRecord, revision: int | None) -> int | None:
+        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
+        return await self.part.append(record.key_name, self.subject(record.request_id), encoded(record), last=revision)
+
+    def use(self, request_id: str) -> None:
+        """The record of a request that runs in this gateway is not dropped until `release`."""
+        self.part.use(self.subject(request_id))
+
+    def release(self, request_id: str) -> None:
+        """See `use`."""
+        self.part.release(self.subject(request_id))
+
+    def _is_own(self, data: bytes) -> bool:
+        try:
+            record = readable(data)
+        except LogUnavailableError:
+            return False
+        return (record.owner_id, record.owner_instance_id) == (self._host.id, self._host.instance_id)
 
 
-class StreamStore:
-    """The store of one gateway. Its methods raise LogUnavailableError."""
+class StreamStore(RecordStore):
+    """The records of one gateway's streams, and its journal."""
 
     def __init__(self, pictures: KeptPictures) -> None:
-        """`pictures`: the picture files that were taken out of the bodies in records."""
-        self.pictures, logs = pictures, pictures.logs
-        self._host, self._subjects = logs.host, logs.host.subjects
-        self._records = logs.part(stores.stream_records(self._subjects, logs.storage), self._is_own)
+        logs, self._subjects = pictures.logs, pictures.logs.host.subjects
+        super().__init__(pictures, stores.stream_records(self._subjects, logs.storage), self._subjects.stream_record)
         # Not divided by keys: it has only tokens that were computed, and each message has those of many streams.
         self._journals = logs.log(stores.stream_journals(self._subjects, logs.storage))
         self._reader = JournalReader(self._journals)
 
     async def open(self) -> None:
         """Returns when the logs exist."""
-        await self._records.log.open()
+        await self.part.log.open()
         await self._journals.open()
         await self.pictures.part.log.open()
 
@@ -43,34 +73,10 @@ class StreamStore:
 
         Returns False if there is no room for it beside the running streams of its key.
         """
-        subject, data = self._subjects.stream_record(record.request_id), encoded(record)
-        if not await self._records.admit(record.key_name, subject, data, in_use=True):
+        if not await self.admit(record):
             return False
-        await self._host.transport.publish(subject, data)
+        await self._host.transport.publish(self.subject(record.request_id), encoded(record))
         return True
-
-    async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
-        """Returns a record and its revision; None if there is none."""
-        found = await self._records.log.last(self._subjects.stream_record(request_id))
-        if found is None or not found.payload:
-            return None
-        try:
-            return decoded_record(found.payload), found.sequence
-        except msgspec.DecodeError as error:
-            raise LogUnavailableError(f"the record of the stream {request_id} cannot be read ({error})") from error
-
-    async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
-        subject = self._subjects.stream_record(record.request_id)
-        return await self._records.append(record.key_name, subject, encoded(record), last=revision)
-
-    def use(self, request_id: str) -> None:
-        """The record of a stream that runs in this gateway is not dropped until `release`."""
-        self._records.use(self._subjects.stream_record(request_id))
-
-    def release(self, request_id: str) -> None:
-        """See `use`."""
-        self._records.release(self._subjects.stream_record(request_id))
 
     async def note(self, entries: tuple[JournalEntry, ...]) -> int:
         """Appends entries to this gateway's journal and returns their sequence number."""
@@ -84,12 +90,13 @@ class StreamStore:
         subject = self._subjects.stream_journal(record.owner_id, record.owner_instance_id)
         return await self._reader.entries(subject, max(1, record.journal_from), record.request_id)
 
-    def _is_own(self, data: bytes) -> bool:
-        try:
-            record = decoded_record(data)
-        except msgspec.DecodeError:
-            return False
-        return (record.owner_id, record.owner_instance_id) == (self._host.id, self._host.instance_id)
+
+def readable(data: bytes) -> StreamRecord:
+    """Returns a record of a log. Raises LogUnavailableError."""
+    try:
+        return decoded_record(data)
+    except msgspec.DecodeError as error:
+        raise LogUnavailableError(f"the record of a request cannot be read ({error})") from error
 
 
 async def body_of(record: StreamRecord, pictures: KeptPictures) -> WholeBody:

@@ -14,8 +14,9 @@ from services.gateway.apis.openai.listing import check_query, page
 from services.gateway.edge.access.call import current_call, reachable_key
 from services.gateway.edge.http.json_response import NOT_KEPT, json_response
 from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.ops.timeline import RecordDirectory, trace_events_of
+from services.gateway.ops.timeline.directory import RecordDirectory
 from services.gateway.ops.timeline.slowness import mark_outliers
+from services.gateway.ops.timeline.trace_events import trace_events_of
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import RecordListQuery, RecordOrder, RecordQuery, RequestState

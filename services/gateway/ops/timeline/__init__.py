@@ -13,20 +13,3 @@ differences of one process's monotonic clock: the gateway's since the arrival of
 sequence reached that engine. Times of two machines are never subtracted from each other, except to find the requests
 that the engines computed while another one waited (`timeline.contention`).
 """
-
-from services.gateway.ops.timeline.directory import BusRecordDirectory, FoundRecords, RecordDirectory
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.ops.timeline.timeline import summary_of, timeline_of
-from services.gateway.ops.timeline.trace_events import trace_events_of
-
-__all__ = [
-    "BusRecordDirectory",
-    "FoundRecords",
-    "RecordDirectory",
-    "Recorder",
-    "RequestRecord",
-    "summary_of",
-    "timeline_of",
-    "trace_events_of",
-]

@@ -11,7 +11,7 @@ from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, StepPlan, StepResult
 from services.engine.engine import Engine
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.warmup import warm_up
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec
 
@@ -165,4 +165,4 @@ def test_a_warm_up_gathers_nothing() -> None:
         CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
         CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, max_batch_size=16, batch_wait_timeout=60.0),
     )
-    assert warm_up(UniprocExecutor(TickingWorker()), gathering) == warm_up(UniprocExecutor(TickingWorker()), plain) > 1
+    assert warm_up(Executor(TickingWorker()), gathering) == warm_up(Executor(TickingWorker()), plain) > 1

@@ -13,7 +13,7 @@ import pytest
 from services.engine.executor import rank as rank_program
 from services.engine.executor.channel import MESSAGE_BYTES_MAX, Channel, ChannelClosed, Loaded, Start, send_frame
 from services.engine.executor.joining import FRAME_BYTES_MAX, JoinRefused, Listener, join
-from services.engine.executor.rank_processes import JoinedRank, RankWatch
+from services.engine.executor.rank_processes import Rank, RankWatch
 from services.engine.parallel.meeting import Meeting
 from shared.config import EngineSettings
 from shared.distributed.world import AGAIN, rank_key
@@ -169,7 +169,7 @@ def test_a_message_that_cannot_be_ends_the_channel(send: Callable[[socket.socket
 def test_the_watch_notices_a_rank_that_ends_while_nothing_is_sent() -> None:
     ours, theirs = socket.socketpair()
     told: Future[str] = Future()
-    watch = RankWatch([JoinedRank(3, "192.0.2.2", ours)], told.set_result)
+    watch = RankWatch([Rank(3, "192.0.2.2", ours)], told.set_result)
     theirs.close()
     assert told.result(10) == "rank 3 on 192.0.2.2 has ended, or its machine does not answer"
     watch.close()

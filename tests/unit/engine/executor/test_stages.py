@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.parallel.communicator import Communicator
 from tests.support.ranks import StagedRanks
 
@@ -51,7 +51,7 @@ class Stage:
 def test_each_plan_passes_all_stages_whatever_the_number_in_flight(tp_size: int, pp_size: int) -> None:
     draw = random.Random(pp_size)
     ranks = StagedRanks(lambda communicator: Stage(communicator, pp_size), tp_size, pp_size)
-    executor = UniprocExecutor(ranks)
+    executor = Executor(ranks)
     assert executor.max_in_flight == pp_size
     launched = collected = 0
     while collected < 40:

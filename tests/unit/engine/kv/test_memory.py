@@ -8,7 +8,7 @@ from services.engine.backends.cpu.kv_memory import PanelMemory
 from services.engine.kv.layout import KvMemory, place_bytes
 from services.engine.kv.pieces import NativeCopy, checksum
 from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import CacheMemory, PackedMemory
+from services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of, packed_blocks
 from tests.native.libraries import library
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 2, 5, 64, 2, 24
@@ -32,12 +32,13 @@ def same_memory(
     if kind == "packed":
         words = torch.zeros((BLOCKS, 2 * LAYERS, size * HEADS * DIM), dtype=dtype)
         parts = [words[:, part].view(BLOCKS, size, HEADS, DIM) for part in range(2 * LAYERS)]
-        return PackedMemory(KvCache(tuple(parts[0::2]), tuple(parts[1::2])), words.view(torch.int16), native)
+        both = KvCache(tuple(parts[0::2]), tuple(parts[1::2]))
+        return CacheMemory(both, packed_blocks(words.view(torch.int16), native), native)
     if kind == "panels":
         both = cache(dtype, 32, size)
         return PanelMemory(both, both, DIM, model, native)
     both = cache(dtype, DIM, size)
-    return CacheMemory(both, both, native)
+    return CacheMemory(both, blocks_of(both, native), native)
 
 
 @pytest.mark.parametrize("kind", ["packed", "panels", "plain"])

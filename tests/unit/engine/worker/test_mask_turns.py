@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.parallel.communicator import Alone
+from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard
 from services.engine.sampling.grammar import GrammarProcessor
 from services.engine.sampling.mask_time import MaskAccount
@@ -143,7 +143,7 @@ def test_without_a_limit_all_masks_are_computed(time: Time) -> None:
     assert not any(one.waits for one in found.values())
 
 
-class Other(Alone):
+class Other(Communicator):
     """The other one of two ranks: what it has of each mask is given."""
 
     shard = Shard(0, 2)

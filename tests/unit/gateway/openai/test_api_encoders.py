@@ -22,7 +22,7 @@ from services.gateway.apis.parsers.output_parser import OutputParser
 from services.gateway.edge.http import sse
 from services.gateway.guests.responses.encoder import ResponseEncoder
 from services.gateway.guests.responses.event_log import EventLog
-from services.gateway.guests.responses.response_object import ResponseObject, output_turn
+from services.gateway.guests.responses.response_object import ResponseObject
 from services.gateway.guests.responses.schemas import ResponsesBody
 from shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import context, state, update
@@ -121,12 +121,6 @@ def test_a_response_that_fails_closes_its_item_and_numbers_its_events():
     assert (done["type"], failed["type"]) == ("response.output_item.done", "response.failed")
     assert failed["response"]["output"] == [done["item"]]
     assert (done["item"]["status"], done["item"]["content"][0]["text"]) == ("incomplete", "Good ")
-
-
-def test_the_size_of_a_response_is_that_of_its_last_event():
-    encoder = responses()
-    *_, last = sse.split_events(streamed(encoder, ["Good ", "day"], "stop"))
-    assert encoder.num_bytes == len(last) > len(json.dumps(output_turn(encoder.response["output"]).content))
 
 
 EVENTS = st.lists(

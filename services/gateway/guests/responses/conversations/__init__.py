@@ -6,6 +6,5 @@
 | `schemas`       | the bodies of requests                                                   |
 | `conversations` | finds the conversations of an API key, and changes them one at a time    |
 | `record`        | one conversation, and the turns that a model is given                    |
-| `store`         | keeps conversations in this gateway                                      |
-| `log_store`     | keeps conversations on the bus, for all gateways                         |
+| `store`         | keeps conversations where finished responses are                         |
 """

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 from services.gateway.edge.access.call import current_call, may_see, new_id
 from services.gateway.guests.responses.conversations.record import ID_PREFIX, NAME, Conversation, with_items
-from services.gateway.guests.responses.conversations.store import ConversationStore, Versioned, changed
+from services.gateway.guests.responses.conversations.store import ConversationStore, Versioned
 from services.gateway.guests.responses.input_items import Item
+from services.gateway.guests.responses.stored.records import changed
 from shared import limits
 from shared.errors import ServiceError
 

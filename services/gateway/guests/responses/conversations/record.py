@@ -14,7 +14,6 @@ from shared.request.conversation import Turn
 ID_PREFIX = "conv_"
 NAME = "conversation"
 """The field of a response that names its conversation."""
-_OVERHEAD_BYTES = 512
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +28,6 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def described(self) -> dict[str, Any]:
         """Returns the object that describes it, which is without its items."""
         return {"id": self.id, "object": "conversation", "created_at": self.created_at, "metadata": self.metadata}
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size, an estimate."""
-        return _OVERHEAD_BYTES + len(msgspec.json.encode(self))
 
 
 def with_items(conversation: Conversation, added: Sequence[Item]) -> Conversation:

@@ -1,15 +1,21 @@
 """Stores conversations as long as responses: for `limits.RESPONSE_TTL_S` after the last change.
 
-`ConversationStore` is the interface. `log_store` keeps them on the bus, for all gateways; `MemoryConversationStore`
-keeps them in the memory of one gateway.
+They are kept where finished responses are (`stored.records`).
 """
 
-import time
-from typing import NamedTuple, Protocol
+import re
+from typing import NamedTuple
 
-from services.gateway.guests.responses.conversations.record import Conversation
-from services.gateway.guests.responses.stored.store import MemoryRecords
+import msgspec
+
+from services.gateway.guests.responses.conversations.record import ID_PREFIX, Conversation
+from services.gateway.guests.responses.stored import stored_pictures
+from services.gateway.guests.responses.stored.records import Records, unavailable
+from shared.bus.durable_log import LogUnavailableError
 from shared.errors import ServiceError
+
+_ID = re.compile(rf"{ID_PREFIX}[A-Za-z0-9]{{1,59}}")
+_DECODER = msgspec.json.Decoder(Conversation)
 
 
 class Versioned(NamedTuple):
@@ -19,15 +25,24 @@ class Versioned(NamedTuple):
     revision: int
 
 
-class ConversationStore(Protocol):
+class ConversationStore:
     """A store of conversations. Methods raise ServiceError('bus_unavailable')."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
 
     async def get(self, conversation_id: str, *, with_pictures: bool) -> Versioned | None:
         """Returns a conversation; None if it is not stored, or not any more.
 
         `with_pictures`: with the data URLs of its pictures. Raises ServiceError('not_found') if one is missing.
         """
-        ...
+        if not _ID.fullmatch(conversation_id):
+            return None
+        found = await self._records.last(conversation_id)
+        if found is None:
+            return None
+        conversation = _DECODER.decode(found.payload)
+        return Versioned(await self._whole(conversation) if with_pictures else conversation, found.sequence)
 
     async def put(self, conversation: Conversation, revision: int) -> None:
         """Stores a conversation, which has its pictures, in place of a revision of it; 0: it is new.
@@ -35,43 +50,21 @@ class ConversationStore(Protocol):
         Raises ServiceError: 'conversation_changed' if there is another revision meanwhile, 'request_too_large' if there
         is no room for so large a conversation.
         """
-        ...
+        items, _, files = stored_pictures.taken_out(conversation.items)
+        data = msgspec.json.encode(msgspec.structs.replace(conversation, items=items))
+        try:
+            if not await self._records.write(conversation.key_name, conversation.id, data, files, revision):
+                message = "The conversation is too large to be stored. Begin a new one."
+                raise ServiceError("request_too_large", message)
+        except LogUnavailableError as error:
+            raise unavailable("Conversations", error) from error
 
     async def delete(self, conversation_id: str) -> None:
         """Removes a conversation."""
-        ...
+        await self._records.remove(conversation_id)
 
-
-class MemoryConversationStore:
-    """Implements `ConversationStore` in memory."""
-
-    def __init__(self) -> None:
-        self._records = MemoryRecords[Versioned](time.monotonic)
-
-    async def get(self, conversation_id: str, *, with_pictures: bool) -> Versioned | None:
-        """See ConversationStore."""
-        return await self._records.get(conversation_id)
-
-    async def put(self, conversation: Conversation, revision: int) -> None:
-        """See ConversationStore."""
-        found = await self._records.get(conversation.id)
-        if (0 if found is None else found.revision) != revision:
-            raise changed()
-        kept = Versioned(conversation, revision + 1)
-        self._records.add(conversation.key_name, conversation.id, kept, conversation.num_bytes)
-        if await self._records.get(conversation.id) is None:
-            raise too_large()
-
-    async def delete(self, conversation_id: str) -> None:
-        """See ConversationStore."""
-        await self._records.delete(conversation_id)
-
-
-def changed() -> ServiceError:
-    """Returns the error for a conversation that somebody else has changed."""
-    return ServiceError("conversation_changed", "The conversation was changed at the same time. Try again.")
-
-
-def too_large() -> ServiceError:
-    """Returns the error for a conversation for which there is no room."""
-    return ServiceError("request_too_large", "The conversation is too large to be stored. Begin a new one.")
+    async def _whole(self, conversation: Conversation) -> Conversation:
+        names = stored_pictures.names_in(conversation.items)
+        files = await self._records.files(conversation.key_name, conversation.id, names)
+        items, _ = stored_pictures.put_back(conversation.items, (), files, f"conversation '{conversation.id}'")
+        return msgspec.structs.replace(conversation, items=items)

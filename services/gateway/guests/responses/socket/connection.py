@@ -12,8 +12,9 @@ from services.gateway.edge.http.errors import as_service_error
 from services.gateway.edge.http.server.web_socket import SERVICE_RESTART, SOCKET, BoundedWebSocket
 from services.gateway.guests.responses.socket import messages
 from services.gateway.guests.responses.socket.exchange import TurnExchange, as_text_message
-from services.gateway.guests.responses.socket.memory import SocketResponses, SocketTurn
+from services.gateway.guests.responses.socket.memory import ConnectionResponses, SocketTurn, socket_responses
 from services.gateway.guests.responses.socket.messages import error_event
+from services.gateway.guests.responses.stored.store import ResponseStore
 from shared import limits
 from shared.errors import ServiceError
 
@@ -37,7 +38,7 @@ class SocketEndpoint:
 
     def __init__(self, application: Callable[[], ASGIApp], count: Callable[[str], None]) -> None:
         self._application, self._count = application, count
-        self._responses = SocketResponses()
+        self._responses = socket_responses()
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serves one connection to its end."""
@@ -46,13 +47,13 @@ class SocketEndpoint:
 
 class _Connection:
     def __init__(
-        self, websocket: WebSocket, application: ASGIApp, responses: SocketResponses, count: Callable[[str], None]
+        self, websocket: WebSocket, application: ASGIApp, responses: ResponseStore, count: Callable[[str], None]
     ) -> None:
         self._websocket, self._application, self._count = websocket, application, count
         socket: BoundedWebSocket = websocket.scope[SOCKET]
         assert socket.held is not None
         self._socket, self._held = socket, socket.held
-        self._responses = responses.of_connection()
+        self._responses = ConnectionResponses(responses)
         self._waiting = asyncio.Queue[bytes | None]()
         """Messages that are not answered yet; None: there will be no more."""
         self._gone = asyncio.Event()

@@ -3,38 +3,32 @@
 All connections of a gateway share one room, so that their responses together are bounded.
 """
 
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from starlette.requests import Request
 
 from services.gateway.edge.http.server.web_socket import FROM_SOCKET
-from services.gateway.guests.responses.stored.store import MemoryResponseStore, StoredResponse
+from services.gateway.guests.responses.stored.records import MemoryRecords
+from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
 from shared import limits
 
 
-class SocketResponses:
-    """The responses of all connections of one gateway. `now` returns monotonic seconds."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._store = MemoryResponseStore(now, max_bytes=limits.SOCKET_RESPONSES_BYTES_MAX, ttl_s=limits.SOCKET_AGE_S)
-
-    def of_connection(self) -> "ConnectionResponses":
-        """Returns the responses of a new connection."""
-        return ConnectionResponses(self._store)
+def socket_responses() -> ResponseStore:
+    """Returns the room of one gateway."""
+    return ResponseStore(MemoryRecords(max_bytes=limits.SOCKET_RESPONSES_BYTES_MAX, ttl_s=limits.SOCKET_AGE_S))
 
 
 class ConnectionResponses:
-    """The last responses of one connection. No other connection finds them."""
+    """The last responses of one connection. No other connection finds them. `store`: see `socket_responses`."""
 
-    def __init__(self, store: MemoryResponseStore) -> None:
+    def __init__(self, store: ResponseStore) -> None:
         self._store = store
         self._ids: list[str] = []
 
     async def get(self, response_id: str) -> StoredResponse | None:
         """Returns a response; None if the connection has not made it, or it is not kept any more."""
-        return await self._store.get(response_id) if response_id in self._ids else None
+        found = await self._store.get(response_id) if response_id in self._ids else None
+        return None if found is None else await self._store.with_pictures(found)
 
     async def keep(self, record: StoredResponse) -> None:
         """Keeps a response in place of the oldest one."""

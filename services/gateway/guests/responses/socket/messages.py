@@ -53,15 +53,15 @@ def read(data: bytes) -> Create | None:
     )
 
 
-def error_event(error: ServiceError, headers: Mapping[str, str] | None = None) -> bytes:
-    """Returns the event that tells an error. `headers`: those that an HTTP response with it would have."""
+def error_event(error: ServiceError) -> bytes:
+    """Returns the event that tells an error."""
     inner = {
         "type": CODES[error.code].type,
         "code": error.code,
         "message": error.message,
         "param": error.param or None,
     }
-    return failure_event(error.status, inner, headers or {})
+    return failure_event(error.status, inner, {})
 
 
 def failure_event(status: int, error: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:

@@ -1,12 +1,11 @@
-"""Takes the files of pictures out of the records of responses, and puts them back. Pure.
+"""Takes the files of pictures out of records of responses and conversations, and puts them back. Pure.
 
-A conversation continues over many responses, and each record has the whole conversation. If the records had the files,
-a picture would be stored twice for each response.
+A conversation continues over many responses, and each of their records has the whole conversation. If the records had
+the files, a picture would be stored twice for each response.
 """
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ import msgspec
 from services.gateway.edge.access.kept_pictures import KeptPicture, kept_picture
 from services.gateway.guests.responses import pictures
 from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.stored.store import StoredResponse
 from shared.errors import ServiceError
 from shared.request.conversation import ContentPart, Turn
 from shared.request.pictures import is_data_url, read_image_url
@@ -45,20 +43,16 @@ class _Taken:
         return self._references[url]
 
 
-def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture, bytes]]:
-    """Returns the record with a reference in place of each data URL, and the files of these data URLs."""
+def taken_out(
+    items: Sequence[Item], turns: Sequence[Turn] = ()
+) -> tuple[list[Item], list[Turn], dict[KeptPicture, bytes]]:
+    """Returns a record's items and turns with a reference in place of each data URL, and the files of these URLs."""
     taken = _Taken()
-    return _changed(record, taken.reference), taken.files
+    return *_changed(items, turns, taken.reference), taken.files
 
 
-def items_taken_out(items: Sequence[Item]) -> tuple[list[Item], dict[KeptPicture, bytes]]:
-    """Returns items with a reference in place of each data URL, and the files of these data URLs."""
-    taken = _Taken()
-    return [_item(item, taken.reference) for item in items], taken.files
-
-
-def names_in(record: StoredResponse) -> list[KeptPicture]:
-    """Returns the pictures to which a stored record refers."""
+def names_in(items: Sequence[Item], turns: Sequence[Turn] = ()) -> list[KeptPicture]:
+    """Returns the pictures to which stored items and turns refer."""
     found: list[KeptPicture] = []
 
     def noted(url: str) -> str:
@@ -66,37 +60,17 @@ def names_in(record: StoredResponse) -> list[KeptPicture]:
             found.append(named[0])
         return url
 
-    _changed(record, noted)
+    _changed(items, turns, noted)
     return found
 
 
-def names_in_items(items: Sequence[Item]) -> list[KeptPicture]:
-    """Returns the pictures to which stored items refer."""
-    found: list[KeptPicture] = []
+def put_back(
+    items: Sequence[Item], turns: Sequence[Turn], files: Mapping[KeptPicture, bytes], whose: str
+) -> tuple[list[Item], list[Turn]]:
+    """Returns items and turns as they were before `taken_out`. `whose`: to whom the pictures belong, for the error.
 
-    def noted(url: str) -> str:
-        if (named := _named(url)) is not None:
-            found.append(named[0])
-        return url
-
-    for item in items:
-        _item(item, noted)
-    return found
-
-
-def put_back(record: StoredResponse, files: Mapping[KeptPicture, bytes]) -> StoredResponse:
-    """Returns a record as it was before `taken_out`. Raises ServiceError('not_found') if a file is missing."""
-    return _changed(record, _whole(files, f"response '{record.id}'"))
-
-
-def items_put_back(items: Sequence[Item], files: Mapping[KeptPicture, bytes], whose: str) -> list[Item]:
-    """Returns items as they were before `items_taken_out`. Raises ServiceError('not_found') if a file is missing."""
-    whole = _whole(files, whose)
-    return [_item(item, whole) for item in items]
-
-
-def _whole(files: Mapping[KeptPicture, bytes], whose: str) -> _Change:
-    """Returns what makes data URLs of references. `whose`: to whom the pictures belong, for the error."""
+    Raises ServiceError('not_found') if a file is missing.
+    """
     urls: dict[str, str] = {}
 
     def whole(url: str) -> str:
@@ -111,7 +85,7 @@ def _whole(files: Mapping[KeptPicture, bytes], whose: str) -> _Change:
             urls[url] = f"{head},{base64.b64encode(files[name]).decode()}"
         return urls[url]
 
-    return whole
+    return _changed(items, turns, whole)
 
 
 def _named(url: str) -> tuple[KeptPicture, str] | None:
@@ -123,9 +97,8 @@ def _named(url: str) -> tuple[KeptPicture, str] | None:
     return KeptPicture(digest, int(size)), head
 
 
-def _changed(record: StoredResponse, change: _Change) -> StoredResponse:
-    items = [_item(item, change) for item in record.input_items]
-    return replace(record, input_items=items, turns=[_turn(turn, change) for turn in record.turns])
+def _changed(items: Sequence[Item], turns: Sequence[Turn], change: _Change) -> tuple[list[Item], list[Turn]]:
+    return [_item(item, change) for item in items], [_turn(turn, change) for turn in turns]
 
 
 def _item(item: Item, change: _Change) -> Item:

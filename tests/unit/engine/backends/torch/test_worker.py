@@ -9,7 +9,7 @@ import torch
 from services.engine.backends.load import choose_device, load_worker
 from services.engine.backends.torch.worker import TorchWorker
 from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
-from services.engine.executor import UniprocExecutor
+from services.engine.executor import Executor
 from services.engine.warmup import warm_up
 from services.engine.worker.extras import check_offload
 from services.engine.worker.loading.model_files import describe_model, eos_token_ids, read_config
@@ -121,7 +121,7 @@ def test_warming_up_prefills_and_decodes_and_leaves_no_trace(checkpoint: Callabl
     warm = TorchWorker(settings(directory), directory)
     assert (
         warm_up(
-            UniprocExecutor(warm),
+            Executor(warm),
             CoreLimits(max_num_seqs=4, max_num_batched_tokens=40 if chunked else 96, enable_chunked_prefill=chunked),
         )
         >= 3

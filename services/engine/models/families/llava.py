@@ -4,8 +4,9 @@ The encoder is not a part of the decoder: `services/vision` runs it, and its wei
 picture have ordinary positions.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from services.engine.models.config_fields import Config, config_error
 from services.engine.models.description import DecoderDescription
@@ -24,15 +25,10 @@ layout = named_layout(
 )
 
 
-class _Text(Protocol):
-    @staticmethod
-    def describe(config: Config) -> DecoderDescription: ...
-
-
-_FAMILIES: dict[str, tuple[_Text, dict[str, Any]]] = {
-    "llama": (llama, {"intermediate_size": 11008, "vocab_size": 32000}),
+_FAMILIES: dict[str, tuple[Callable[[Config], DecoderDescription], dict[str, Any]]] = {
+    "llama": (llama.describe, {"intermediate_size": 11008, "vocab_size": 32000}),
     "mistral": (
-        mistral,
+        mistral.describe,
         {
             "intermediate_size": 14336,
             "vocab_size": 32000,
@@ -41,9 +37,9 @@ _FAMILIES: dict[str, tuple[_Text, dict[str, Any]]] = {
             "sliding_window": 4096,
         },
     ),
-    "qwen2": (qwen2, {"intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}),
+    "qwen2": (qwen2.describe, {"intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}),
 }
-"""Families of the decoder, with transformers' default values for fields that are missing in a `text_config`."""
+"""Each kind of decoder with transformers' default values for fields that are missing in a `text_config`."""
 _USUAL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
@@ -53,12 +49,12 @@ def describe(config: Config) -> DecoderDescription:
     kind = text.get("model_type") or "llama"
     if kind not in _FAMILIES:
         raise config_error(f"a decoder of type {kind!r} is not served with pictures; served: {', '.join(_FAMILIES)}.")
-    family, defaults = _FAMILIES[kind]
+    describe_text, defaults = _FAMILIES[kind]
     fields = {**_USUAL, **defaults, **text}
     for name in ("dtype", "torch_dtype"):
         fields[name] = config.get(name) or text.get(name)
     fields["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     others = ("vision_tower.", "multi_modal_projector.", "image_newline")
-    description = family.describe(fields)
+    description = describe_text(fields)
     tied = (f"{_HEAD}.weight",) if description.tied_embeddings else ()
     return replace(description, family="llava", other_parts=(*others, *tied))
