@@ -1,8 +1,8 @@
 """Runs the checks of one client and prints their outcomes as one JSON object: `python -m tests.clients.checks MODULE…`.
 
 A check is one call of the client, named after what is expected of it. It passes if it returns. A call that the server
-refuses on purpose is answered: it ends with a client error whose message says what to do, as docs/apis.md does. This
-module also has what the checks ask for. It knows nothing of the product; `test_clients` runs it in the clients' own
+refuses on purpose is answered: it ends with a client error, and docs/apis.md says what to use in its place. This module
+also has what the checks ask for. It knows nothing of the product; `test_clients` runs it in the clients' own
 environment, with the server's URL and key in its own.
 """
 

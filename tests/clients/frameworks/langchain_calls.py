@@ -42,6 +42,12 @@ def runs_tools(chat: BaseChatModel) -> None:
     assert "sunny" in chat.bind_tools([get_weather]).invoke([*asked, called, result]).text
 
 
+def streams_a_call(chat: BaseChatModel) -> None:
+    first, *rest = chat.bind_tools([get_weather]).stream(WEATHER)
+    [call] = sum(rest, first).tool_calls
+    assert (call["name"], [*call["args"]]) == ("get_weather", ["city"])
+
+
 def parses(chat: BaseChatModel, method: str) -> None:
     assert isinstance(chat.with_structured_output(Answer, method=method).invoke(ASK), Answer)
 
@@ -124,6 +130,12 @@ def ollamas_chat_parses():
 def ollamas_embeddings_are_made():
     made = OllamaEmbeddings(base_url=HOST, model=MODEL, client_kwargs=HEADERS)
     assert len(made.embed_documents(["one", "two"])) == 2
+
+
+@check
+def a_call_is_streamed():
+    for chat in (openai_chat, responses, anthropic, ollama):
+        streams_a_call(chat)
 
 
 @check

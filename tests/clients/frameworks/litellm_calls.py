@@ -53,6 +53,18 @@ def usage_is_counted_in_a_stream():
 
 
 @check
+def a_call_is_streamed():
+    asked = {**plain("openai"), "tools": [TOOL], "tool_choice": "required", "stream": True}
+    whole = litellm.stream_chunk_builder([*litellm.completion(messages=WEATHER, **asked)])
+    assert whole.choices[0].message.tool_calls[0].function.name == "get_weather"
+
+
+@check
+async def the_asynchronous_call_answers():
+    assert said(await litellm.acompletion(messages=QUESTION, **plain("openai"))) == ANSWER
+
+
+@check
 def anthropics_server_answers():
     answers("anthropic", HOST)
 

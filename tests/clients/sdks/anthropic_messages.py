@@ -172,6 +172,12 @@ def an_answer_is_parsed():
 
 
 @check
+def an_answer_is_parsed_while_it_streams():
+    with messages.stream(**PLAIN, output_format=Answer) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, Answer)
+
+
+@check
 def an_answer_follows_a_schema_with_effort():
     schema = Answer.model_json_schema()
     form = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
@@ -198,6 +204,11 @@ def a_document_of_text_is_read():
 def a_document_that_is_a_file_is_read():
     source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
     messages.create(**{**PLAIN, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]})
+
+
+@refused("documents and pictures that are files", "'purpose'")
+def a_file_is_uploaded():
+    client.beta.files.upload(file=("a.txt", b"The kettle is blue.", "text/plain"))
 
 
 @check

@@ -110,6 +110,13 @@ def a_named_function_is_called():
 
 
 @check
+def one_of_the_allowed_functions_is_called():
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+    assert chat.create(**{**CALLS, "tool_choice": allowed}).choices[0].message.tool_calls
+
+
+@check
 def no_function_is_called():
     assert chat.create(**{**CALLS, "tool_choice": "none"}).choices[0].message.tool_calls is None
 
@@ -119,6 +126,13 @@ def a_chat_has_log_probabilities():
     found = chat.create(**PLAIN, logprobs=True, top_logprobs=2).choices[0].logprobs.content
     assert "".join(one.token for one in found).startswith(ANSWER)
     assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in found)
+
+
+@check
+def the_stream_helper_sends_log_probabilities():
+    with chat.stream(**PLAIN, logprobs=True) as stream:
+        tokens = [one.token for event in stream if event.type == "logprobs.content.delta" for one in event.content]
+    assert "".join(tokens).startswith(ANSWER)
 
 
 @check

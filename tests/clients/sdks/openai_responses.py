@@ -90,6 +90,13 @@ def a_call_may_have_a_format_beside_it():
 
 
 @check
+def one_of_the_allowed_functions_is_called():
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+    [call] = responses.create(**{**CALLS, "tool_choice": allowed}).output
+    assert call.name == "get_weather"
+
+
+@check
 def a_custom_tool_is_called():
     tool = {"type": "custom", "name": "shell", "description": "Runs a command."}
     [call] = responses.create(**{**CALLS, "tools": [tool], "max_output_tokens": 60}).output
