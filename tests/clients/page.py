@@ -48,8 +48,11 @@ The requests of the agents, with other prose, are sent again in each `make test`
 (`tests/integration/agent_requests`). `make client-test ARGS=--record-requests` writes them anew;
 `ARGS="-k Codex --agents-model DIR"` runs one agent with another model, which has to call its tools.
 
-The SDKs do streamed and whole answers, structured output, calls of tools and, if they have them, responses and
-embeddings, with the demo model. OpenAI's Python client 3.x is part of `make test`.
+An SDK or library makes each of its calls that a server of language models can answer, one after the other, with the
+demo model, one that takes pictures, and one that writes its reasoning first. Each must give what its name says
+(`tests/clients/sdks`, `tests/clients/frameworks`). "Answered" are calls that this server refuses on purpose, with a 4xx
+error; [apis.md](apis.md#what-is-not-offered-and-why) says what to use in their place. OpenAI's Python client 3.x is
+part of `make test`.
 
 ## Results
 

@@ -28,6 +28,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     scenario: str
     passed: bool
     seconds: float
+    calls_passed: int = 0
+    """Checked calls of the client that succeeded; 0: not counted."""
+    calls_answered: int = 0
+    """Calls that the server refuses, as docs/apis.md says."""
+    calls_failed: tuple[str, ...] = ()
     requests: int = 0
     """Requests that the server got; 0: not counted."""
     moves: int = 0
@@ -86,8 +91,8 @@ def write(rows: Sequence[Row]) -> None:
 def table(rows: Sequence[Row]) -> str:
     """Returns the rows as a table in Markdown."""
     lines = [
-        "| client | version | API | what it did | result | requests | moved | model | server | day |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| client | version | API | what it did | calls | result | requests | moved | model | server | day |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *map(_line, rows)])
 
@@ -95,5 +100,11 @@ def table(rows: Sequence[Row]) -> str:
 def _line(row: Row) -> str:
     outcome = "passed" if row.passed else "failed"
     counts = (str(one or "–") for one in (row.requests, row.moves))
-    cells = (row.client, row.version, row.api, row.scenario, outcome, *counts, row.model, row.server, row.day)
-    return f"| {' | '.join(cells)} |"
+    did = (row.client, row.version, row.api, row.scenario, _calls(row), outcome)
+    return f"| {' | '.join((*did, *counts, row.model, row.server, row.day))} |"
+
+
+def _calls(row: Row) -> str:
+    counts = {"passed": row.calls_passed, "answered": row.calls_answered, "failed": len(row.calls_failed)}
+    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return ": ".join([told, *([", ".join(row.calls_failed)] if row.calls_failed else [])]) or "–"

@@ -1,7 +1,7 @@
-"""Other people's clients do streamed, whole, structured, tool-calling and responses calls against the real system.
+"""Other people's clients make their calls against the real system, which gives what each call expects.
 
 Their packages are in an environment of their own (`make client-test` makes it), since they are many and follow other
-versions than the product's own tests.
+versions than the product's own tests. A Python client runs its checks (`checks`), one for each of its calls.
 """
 
 import json
@@ -10,138 +10,124 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.clients import results
-from tests.system.served import Served, until_the_end
+from tests.clients.checks import ANSWER, MODEL
+from tests.clients.deployment import KEY, flags
+from tests.system.served import ROOT, Served, until_the_end
 
 pytestmark = pytest.mark.system
 HERE = Path(__file__).parent
+DOCUMENTED = (ROOT / "docs" / "apis.md").read_text()
 if "ANTIPHON_CLIENTS" not in os.environ:
     pytest.skip("run by `make client-test`, which installs the clients", allow_module_level=True)
-ANSWER = "12 + 7 = 19."
-CLIENTS = {
-    "openai_python.py": ("OpenAI for Python", "openai", "OpenAI"),
-    "openai_node.mjs": ("OpenAI for Node", "openai", "OpenAI"),
-    "anthropic_python.py": ("Anthropic for Python", "anthropic", "Anthropic"),
-    "ollama_python.py": ("Ollama for Python", "ollama", "Ollama"),
-    "langchain_chat.py": ("LangChain's ChatOpenAI", "langchain-openai", "OpenAI"),
-    "litellm_calls.py": ("LiteLLM", "litellm", "OpenAI"),
-    "vercel_ai.mjs": ("Vercel AI SDK", "ai", "OpenAI, chat"),
-}
-"""Name, package and API of each script's client."""
-Run = Callable[[str], dict[str, Any]]
+
+
+class Client(NamedTuple):
+    """Name, package and API of a client, and where its calls are: modules beside this one, or a script."""
+
+    name: str
+    package: str
+    api: str
+    where: tuple[str, ...]
+
+
+PYTHON = (
+    Client(
+        "OpenAI for Python",
+        "openai",
+        "OpenAI",
+        tuple(f"sdks.openai_{one}" for one in ("chat", "client", "responses", "kept")),
+    ),
+    Client("Anthropic for Python", "anthropic", "Anthropic", ("sdks.anthropic_messages",)),
+    Client("Ollama for Python", "ollama", "Ollama", ("sdks.ollama_calls",)),
+    Client("LiteLLM", "litellm", "OpenAI, Anthropic, Ollama, vLLM", ("frameworks.litellm_calls",)),
+    Client("LangChain", "langchain-core", "OpenAI, Anthropic, Ollama", ("frameworks.langchain_calls",)),
+    Client("LlamaIndex", "llama-index-core", "OpenAI", ("frameworks.llama_index_calls",)),
+    Client("smolagents", "smolagents", "OpenAI, chat", ("frameworks.smolagents_calls",)),
+    Client("DSPy", "dspy", "OpenAI", ("frameworks.dspy_calls",)),
+    Client("Haystack", "haystack-ai", "OpenAI", ("frameworks.haystack_calls",)),
+    Client("OpenAI Agents SDK", "openai-agents", "OpenAI", ("frameworks.openai_agents_calls",)),
+    Client("Instructor", "instructor", "OpenAI, Anthropic", ("frameworks.instructor_calls",)),
+    Client("Pydantic AI", "pydantic-ai-slim", "OpenAI", ("frameworks.pydantic_ai_calls",)),
+)
+NODE = Client("OpenAI for Node", "openai", "OpenAI", ("openai_node.mjs",))
+VERCEL = Client("Vercel AI SDK", "ai", "OpenAI, chat", ("vercel_ai.mjs",))
+Tell = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with until_the_end(Served("--engines=2", "--gateways=2")) as started:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with until_the_end(Served("--gateways=2", *flags(tmp_path_factory.mktemp("deployment")))) as started:
         yield started
 
 
-@pytest.fixture
-def run(served: Served, record_property: Callable[[str, object], None]) -> Run:
-    """Runs a client's script and returns what it prints."""
-
-    def run_one(script: str) -> dict[str, Any]:
-        client, package, api = CLIENTS[script]
-        version = results.npm_version(package) if script.endswith(".mjs") else results.pip_version(package)
-        named = {"client": client, "version": version, "api": api, "scenario": "calls of each kind"}
-        record_property("client", named)
-        return printed(served, script)
-
-    return run_one
+def tell(record: Tell, client: Client, version: str, **facts: Any) -> None:
+    record("client", {"client": client.name, "version": version, "api": client.api, "scenario": "calls of each kind"})
+    record("facts", facts)
 
 
-def printed(served: Served, script: str) -> dict[str, Any]:
-    """What a client's script prints."""
-    folder, where = results.folder(), HERE / script
-    program = str(folder / "venv" / "bin" / "python")
-    if script.endswith(".mjs"):
-        program = shutil.which("node") or "node"
-        # A module finds its packages beside itself.
-        where = Path(shutil.copy(where, folder / script))
-    command = [program, str(where), served.url, "antiphon-demo"]
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+def printed(command: list[str], **variables: str) -> dict[str, Any]:
+    """What a client's program prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("client", PYTHON, ids=lambda client: client.name)
+def test_each_call_of_a_client_does_what_it_should(client: Client, served: Served, record_property: Tell) -> None:
+    program = str(results.folder() / "venv" / "bin" / "python")
+    outcomes = printed(
+        [program, "-m", "tests.clients.checks", *(f"tests.clients.{one}" for one in client.where)],
+        ANTIPHON_URL=served.url,
+        ANTIPHON_KEY=KEY,
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+        HAYSTACK_TELEMETRY_ENABLED="False",
+    )
+    failed = {name: one["failed"] for name, one in outcomes.items() if "failed" in one}
+    answered = {name: one["answered"] for name, one in outcomes.items() if "answered" in one}
+    undocumented = {name: words for name, words in answered.items() if words not in DOCUMENTED}
+    tell(
+        record_property,
+        client,
+        results.pip_version(client.package),
+        calls_passed=len(outcomes) - len(failed) - len(answered),
+        calls_answered=len(answered),
+        calls_failed=tuple(failed),
+    )
+    assert not failed
+    assert not undocumented
+
+
+def run_script(client: Client, served: Served, record: Tell) -> dict[str, Any]:
+    """What a client in JavaScript got."""
+    tell(record, client, results.npm_version(client.package))
+    [script] = client.where
+    # A module finds its packages beside itself.
+    where = shutil.copy(HERE / script, results.folder() / script)
+    return printed([shutil.which("node") or "node", where, served.url, MODEL])
 
 
 def assert_chat(found: dict[str, Any]) -> None:
     assert (found["whole"], found["streamed"]) == (ANSWER, ANSWER)
     assert found["usage"] > 5
     assert (found["call"], found["arguments"]) == ("get_weather", ["city"])
+    assert (found["parsed"], found["streamed_call"]) == (True, "get_weather")
 
 
-def test_openais_client_of_the_former_major_version(run: Run) -> None:
-    found = run("openai_python.py")
+def test_openais_client_for_node(served: Served, record_property: Tell) -> None:
+    found = run_script(NODE, served, record_property)
     assert_chat(found)
-    assert found["parsed"]
-    assert found["response_parsed"]
-    assert found["streamed_call"] == "get_weather"
-    assert "tool_calls.function.arguments.done" in found["call_events"]
     assert (found["response"], found["response_streamed"]) == (ANSWER, ANSWER)
     assert found["last_event"] == "response.completed"
 
 
-def test_openais_client_for_node(run: Run) -> None:
-    found = run("openai_node.mjs")
+def test_the_vercel_ai_sdk(served: Served, record_property: Tell) -> None:
+    found = run_script(VERCEL, served, record_property)
     assert_chat(found)
-    assert found["parsed"]
-    assert found["streamed_call"] == "get_weather"
-    assert (found["response"], found["response_streamed"]) == (ANSWER, ANSWER)
-    assert found["last_event"] == "response.completed"
-
-
-def test_anthropics_client(run: Run) -> None:
-    found = run("anthropic_python.py")
-    assert_chat(found)
-    assert found["counted"]
-    assert found["stop_reason"] == "tool_use"
-
-
-def test_ollamas_client(run: Run) -> None:
-    found = run("ollama_python.py")
-    assert (found["whole"], found["streamed"], found["generated"]) == (ANSWER, ANSWER, ANSWER)
-    assert found["usage"] > 5
-    assert found["logprobs"].startswith(ANSWER)
-    assert set(found["tops"]) == {2}
-    assert found["parsed"]
-    assert found["with_tools"] == "stop"
-    assert found["embedded"] == [found["embedded_former"]] * 2
-    assert found["size"][0] == found["size"][1] > 10_000_000
-    assert found["digest"]
-    assert found["details"]["format"] == "safetensors"
-    assert found["details"]["parameter_size"] == "5.8M"
-    assert found["context"][0] == found["context"][1]
-    assert "completion" in found["capabilities"]
-    assert (found["pulled"], found["missing"]) == ("success", 404)
-
-
-def test_langchains_chat_model(run: Run) -> None:
-    found = run("langchain_chat.py")
-    assert_chat(found)
-    assert found["parsed"]
-    assert found["parsed_by_call"]
-    assert found["batch"] == [ANSWER, ANSWER]
-    assert found["response"] == ANSWER
-    assert found["embedding"]
-
-
-def test_litellm(run: Run) -> None:
-    found = run("litellm_calls.py")
-    for one in (found["openai"], found["hosted_vllm"]):
-        assert_chat(one)
-        assert one["parsed"]
-    assert found["response"] == ANSWER
-
-
-def test_the_vercel_ai_sdk(run: Run) -> None:
-    found = run("vercel_ai.mjs")
-    assert_chat(found)
-    assert found["parsed"]
-    assert found["streamed_call"] == "get_weather"
     assert found["streamed_usage"] > 5

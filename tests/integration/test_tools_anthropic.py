@@ -53,6 +53,24 @@ def calls(message: anthropic.types.Message) -> list[anthropic.types.ToolUseBlock
     return [block for block in message.content if block.type == "tool_use"]
 
 
+async def test_the_tool_runner_sends_the_whole_conversation(system: System) -> None:
+    """Its conversation is a thread, which the server does not keep: without an error it would send only the results."""
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """The weather of a city."""
+        system.script.says = "It is sunny."
+        return f"sunny in {city}"
+
+    system.script.says = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+    asked: Any = {"model": NAME, "max_tokens": 600}
+    runner = system.client.beta.messages.tool_runner(**asked, messages=ASK, tools=[get_weather])
+    assert [one.stop_reason async for one in runner] == ["tool_use", "end_turn"]
+    assert "Weather in Rome?" in system.script.prompts[-1]
+    with pytest.raises(anthropic.BadRequestError, match="Send the whole conversation"):
+        await system.client.beta.messages.thread(**asked).send(ASK[0])
+
+
 async def test_a_tool_is_called_and_its_result_is_sent_back(system: System) -> None:
     system.script.says = CALL
     message = await system.whole()

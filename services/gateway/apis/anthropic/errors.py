@@ -4,8 +4,11 @@ The HTTP status follows from the error's code. Anthropic's own status 529 for an
 balancers know 503, and Anthropic's clients retry after it as well.
 """
 
+from typing import Any
+
 import msgspec
 
+from services.gateway.apis.anthropic.schemas import THREAD
 from services.gateway.edge.http.routing.openapi import ErrorSchema
 from shared.errors import ServiceError
 
@@ -19,12 +22,18 @@ SCHEMA = ErrorSchema(
             "error": {
                 "type": "object",
                 "required": ["type", "message"],
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+                "properties": {
+                    "type": {"type": "string"},
+                    "message": {"type": "string"},
+                    "details": {"type": "object"},
+                },
             },
             "request_id": {"type": "string"},
         },
     },
 )
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
+"""After this, Anthropic's clients send whole conversations, unless their user has asked for a thread."""
 _TYPE_OF_STATUS = {
     401: "authentication_error",
     403: "permission_error",
@@ -43,5 +52,7 @@ def error_type(error: ServiceError) -> str:
 
 def error_body(error: ServiceError, request_id: str) -> bytes:
     """Returns the JSON of the error object."""
-    inner = {"type": error_type(error), "message": error.message}
+    inner: dict[str, Any] = {"type": error_type(error), "message": error.message}
+    if (error.code, error.param) == ("unsupported_parameter", THREAD):
+        inner["details"] = _NO_THREADS
     return msgspec.json.encode({"type": "error", "error": inner, "request_id": request_id})

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import FieldRules
+from services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
 
 Content = str | list[dict[str, Any]]
 """A text, or a list of content blocks. `convert` checks the blocks."""
@@ -49,6 +49,7 @@ class MessagesBody(CountTokensBody, kw_only=True):
 
 MESSAGES_DECODER = msgspec.json.Decoder(MessagesBody)
 COUNT_TOKENS_DECODER = msgspec.json.Decoder(CountTokensBody)
+THREAD = "thread"
 RULES = FieldRules(
     hints=frozenset(
         {
@@ -67,6 +68,8 @@ RULES = FieldRules(
             "mcp_servers",
         }
     ),
+    # Without its earlier messages, which another server would have kept, a conversation would be answered wrongly.
+    requirements={THREAD: Requirement((None,), "Send the whole conversation in 'messages'.")},
     elsewhere={"prompt": "Send the conversation in 'messages'."},
     mapped={"stop": "stop_sequences", "max_completion_tokens": "max_tokens"},
     messages=FieldRules(),
