@@ -57,11 +57,13 @@ class RequestActor:
         """
         self._number, self._on_end = number, on_end
         self._record = request.origin.record
+        self._now = parts.host.clock.monotonic
         self._started_at = self._now()
         self._tokenized_at: float | None = None
-        self._outlet = Outlet()
+        self._outlet = Outlet(self._record)
         self._left = 0
-        self._over = False
+        self.over = False
+        """Whether the request has ended, with or without an error."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self.guests = parts.guests.joining(request, card, self) if with_guests else ()
@@ -113,16 +115,11 @@ class RequestActor:
 
     async def cancel(self, reason: str, cause: str = "") -> None:
         """See Generation."""
-        if not self._over:
+        if not self.over:
             self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
             await tell_release_all(self._parts.clients, self.placements.leave(), reason)
 
     # --- the gateway's actor calls these ---
-
-    @property
-    def over(self) -> bool:
-        """Whether the request has ended, with or without an error."""
-        return self._over
 
     def start(self, preparation: Coroutine[Any, Any, None]) -> None:
         """Starts the request: runs its preparation as a task. If it raises ServiceError, the request ends."""
@@ -142,7 +139,7 @@ class RequestActor:
 
         The caller must call `Dispatcher.pump` afterwards.
         """
-        if not any(guest.on_text(index, event, engine) for guest in self.guests):
+        if not self.guests or not any(guest.on_text(index, event, engine) for guest in self.guests):
             self.apply_text(index, event, engine)
         elif any(guest.holds(index) for guest in self.guests):
             self._parts.watch.touch(engine, self.sequences[index].sequence_id, self._now())
@@ -150,24 +147,17 @@ class RequestActor:
     def apply_text(self, index: int, event: TextEvent, engine: Address) -> None:
         """See Running."""
         sequence, now = self.sequences[index], self._now()
-        result, delta = sequence.apply_event(event, engine, now)
+        result, update = sequence.apply_event(event, engine, now)
         if result is ApplyResult.GAP:
             self.placements.repair(index)
         elif result is ApplyResult.DIVERGED:
             self.fail(_contradiction(sequence, engine))
-        elif delta is not None:
-            self.placements.on_output(sequence, engine, now, has_tokens=bool(delta.token_ids))
+        elif update is not None:
+            self.placements.on_output(sequence, engine, now, has_tokens=bool(update.token_ids))
             if event.finish_reason == "error":
                 self.fail(_engine_error(event))
-                return
-            self._push(
-                SequenceUpdate(
-                    index=index, text=delta.text, token_ids=delta.token_ids, logprobs=delta.logprobs,
-                    text_offset=delta.text_offset, finish_reason=event.finish_reason, stop_reason=event.stop_reason,
-                    num_cached_tokens=sequence.num_cached_tokens, cumulative_logprob=sequence.cumulative_logprob,
-                    prompt_logprobs=delta.prompt_logprobs,
-                )
-            )  # fmt: skip
+            else:
+                self._push(update)
 
     def on_vector(self, index: int, event: TokenEvent, engine: Address) -> None:
         """Applies the event of pooling sequence `index`. The caller must call `Dispatcher.pump` afterwards."""
@@ -194,7 +184,7 @@ class RequestActor:
 
     def fail(self, error: ServiceError) -> None:
         """Ends the request with an error. Does nothing if the request has already ended."""
-        if not self._over:
+        if not self.over:
             self._finish(error)
             self.spawn(tell_release_all(self._parts.clients, self.placements.leave(), error.code))
 
@@ -207,7 +197,7 @@ class RequestActor:
         self.num_prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
         self._tokenized_at = self._now()
         self._record.tokenized(self.num_prompt_tokens)
-        if self._over:
+        if self.over:
             return []
         self.messages = messages
         self.sequences = messages.sequences
@@ -224,7 +214,7 @@ class RequestActor:
     # --- the end ---
 
     def _push(self, update: SequenceUpdate) -> None:
-        self._outlet.put(update)
+        num_waiting = self._outlet.put(update)
         if update.token_ids:
             self._record.arrived(update.index, len(update.token_ids))
         if update.finish_reason is not None:
@@ -233,12 +223,12 @@ class RequestActor:
         if self._left == 0:
             self._finish(None)
             self.placements.close()
-        elif len(self._outlet) > limits.SLOW_CLIENT_EVENTS_MAX:
+        elif num_waiting > limits.SLOW_CLIENT_EVENTS_MAX:
             self.fail(ServiceError("timeout", "The client reads too slowly."))
 
     def _finish(self, error: ServiceError | None) -> None:
-        assert not self._over
-        self._over, self.error = True, error
+        assert not self.over
+        self.over, self.error = True, error
         self._expect(0)
         for guest in self.guests:
             guest.ended()
@@ -263,9 +253,6 @@ class RequestActor:
             task.get_loop().call_exception_handler({"message": "a request failed", "exception": error, "task": task})
             error = ServiceError("internal_error", "The request could not be processed.")
         self.fail(error)
-
-    def _now(self) -> float:
-        return self._parts.host.clock.monotonic()
 
 
 def _nothing() -> None:
