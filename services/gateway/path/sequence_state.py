@@ -227,16 +227,10 @@ class SequenceState:
             self.phase = Phase.DONE
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
         return ApplyResult.APPLIED, SequenceUpdate(
-            index=self.index,
-            text=text,
-            token_ids=token_ids,
-            logprobs=event.logprobs[overlap:],
-            text_offset=text_offset,
-            finish_reason=event.finish_reason,
-            stop_reason=event.stop_reason,
-            num_cached_tokens=self.num_cached_tokens,
-            cumulative_logprob=self.cumulative_logprob,
-        )
+            index=self.index, text=text, token_ids=token_ids, logprobs=event.logprobs[overlap:],
+            text_offset=text_offset, finish_reason=event.finish_reason, stop_reason=event.stop_reason,
+            num_cached_tokens=self.num_cached_tokens, cumulative_logprob=self.cumulative_logprob,
+        )  # fmt: skip
 
     @property
     def needs_prompt_logprobs(self) -> bool:
