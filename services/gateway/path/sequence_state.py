@@ -198,7 +198,8 @@ class SequenceState:
 
     def apply_event(self, event: TextEvent, engine: Address, now: float) -> tuple[ApplyResult, SequenceUpdate | None]:
         """Applies one text event. Returns the result, and the new output if the event was applied."""
-        if self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine:
+        # A waiting sequence has no engine.
+        if event.attempt != self.attempt or engine != self.engine or self.phase is Phase.DONE:
             return self._count("stale", ApplyResult.STALE), None
         if event.prompt_logprobs:
             return self._apply_prompt(event, now)

@@ -148,16 +148,16 @@ class RequestActor:
         """See Running."""
         sequence, now = self.sequences[index], self._now()
         result, update = sequence.apply_event(event, engine, now)
-        if result is ApplyResult.GAP:
-            self.placements.repair(index)
-        elif result is ApplyResult.DIVERGED:
-            self.fail(_contradiction(sequence, engine))
-        elif update is not None:
+        if update is not None:
             self.placements.on_output(sequence, engine, now, has_tokens=bool(update.token_ids))
             if event.finish_reason == "error":
                 self.fail(_engine_error(event))
             else:
                 self._push(update)
+        elif result is ApplyResult.GAP:
+            self.placements.repair(index)
+        elif result is ApplyResult.DIVERGED:
+            self.fail(_contradiction(sequence, engine))
 
     def on_vector(self, index: int, event: TokenEvent, engine: Address) -> None:
         """Applies the event of pooling sequence `index`. The caller must call `Dispatcher.pump` afterwards."""
