@@ -19,10 +19,5 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
-    def monotonic(self) -> float:
-        """See Clock."""
-        return time.monotonic()
-
-    def time_ns(self) -> int:
-        """See Clock."""
-        return time.time_ns()
+    monotonic = staticmethod(time.monotonic)
+    time_ns = staticmethod(time.time_ns)

@@ -4,9 +4,20 @@ They are updated by `edge.http.edge` and `apis.openai.request_meter`. The engine
 no name occurs in both.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+import itertools
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from shared.messages import HistogramCounts
+from shared.observability import histograms
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MILLISECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
@@ -21,6 +32,39 @@ _REJECTIONS = frozenset(
     {"server_is_overloaded", "rate_limit_exceeded", "draining", "no_engine", "no_tokenizer", "no_detokenizer"}
 )
 """Codes of errors by which a request is refused for lack of capacity."""
+
+
+def buckets(bounds: Sequence[float], found: HistogramCounts) -> list[tuple[str, float]]:
+    """Returns the buckets of a `HistogramMetricFamily`."""
+    totals = itertools.accumulate(found.counts or (0,) * (len(bounds) + 1))
+    return [(floatToGoString(bound), total) for bound, total in zip((*bounds, math.inf), totals, strict=True)]
+
+
+class ModelTokens:
+    """The number of output tokens of one model, and the times between two tokens of a sequence."""
+
+    def __init__(self) -> None:
+        self.count, self.gaps_s, self.created = 0, histograms.Histogram(_TOKEN_S), time.time()
+
+
+class TokenMetrics(Collector):
+    """The metrics to which each token adds, for which prometheus_client's own take 1.7 µs in place of 0.2."""
+
+    def __init__(self) -> None:
+        self.models = defaultdict[str, ModelTokens](ModelTokens)
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        name = "vllm:inter_token_latency_seconds"
+        gaps = HistogramMetricFamily(name, "Time between tokens of a sequence", labels=_MODEL)
+        tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated", labels=_MODEL)
+        for model, found in self.models.items():
+            counts = found.gaps_s.counts()
+            gaps.add_metric([model], buckets(_TOKEN_S, counts), counts.sum)
+            gaps.add_sample(f"{name}_created", {"model_name": model}, found.created)
+            tokens.add_metric([model], found.count, found.created)
+        yield gaps
+        yield tokens
 
 
 class GatewayMetrics:
@@ -65,7 +109,8 @@ class GatewayMetrics:
     def _request_metrics(self) -> None:
         histogram, counter = self._histogram, self._counter
         self.first_token = histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_S)
-        self.inter_token = histogram("vllm:inter_token_latency_seconds", "Time between tokens of a sequence", _TOKEN_S)
+        self.tokens = TokenMetrics()
+        self.registry.register(self.tokens)
         self.per_token = histogram(
             "vllm:request_time_per_output_token_seconds", "Mean time between tokens of a request", _TOKEN_S
         )
@@ -78,7 +123,6 @@ class GatewayMetrics:
         self.request_max_tokens = histogram("vllm:request_params_max_tokens", "Output tokens asked for", _TOKENS)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer")
         self.cached_tokens = counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache")
-        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated")
         self.prompt_tokens_by_source = counter(
             "vllm:prompt_tokens_by_source", "Prompt tokens, computed or from the prefix cache", ("model_name", "source")
         )

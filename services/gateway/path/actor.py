@@ -203,8 +203,7 @@ class GatewayActor(Actor):
     @handles(ModelsChanged)
     def on_models_changed(self, envelope: Envelope[ModelsChanged]) -> None:
         """Updates which version of a model gets new requests."""
-        message = envelope.message
-        self.versions.changed(message)
+        self.versions.changed(envelope.message)
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope[Heartbeat]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 
 from services.gateway.path.gateway_parts import GatewayParts
 from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.messages import split_sequence_id
 from services.gateway.path.models.catalog import RETRY_AFTER_S, ModelCatalog
 from services.gateway.path.requests.preparation import prepare, tokenize_only
 from services.gateway.path.requests.request_actor import RequestActor
@@ -130,12 +129,11 @@ class GatewayBackend:
 
     def find(self, name: str) -> tuple[RequestActor, int] | None:
         """Returns the request with a sequence of this id, and the index of the sequence; None if it has ended."""
-        try:
-            request_id, index = split_sequence_id(name)
-        except ValueError:
-            return None
+        request_id, _, index = name.rpartition("-")
         actor = self.requests.get(request_id)
-        return (actor, index) if actor is not None and not actor.over and index < len(actor.sequences) else None
+        if actor is None or actor.over or not index.isdecimal() or int(index) >= len(actor.sequences):
+            return None
+        return actor, int(index)
 
     def status(self) -> GatewayStatus:
         """Returns this gateway's load, for heartbeats."""

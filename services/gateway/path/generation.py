@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from services.gateway.path.record import NOT_RECORDED, RecordedRequest
-from services.gateway.path.sequence_state import SequenceState
+from services.gateway.path.sequence_state import SequenceState, SequenceUpdate
 from shared.codec import TOKEN_BYTES
-from shared.messages import ChatMessage, FinishReason, ModelFacts, PositionLogprobs
+from shared.messages import ChatMessage, ModelFacts
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
 from shared.request.pictures import PictureInput
@@ -259,26 +259,6 @@ class TokenCounts(msgspec.Struct, frozen=True):
     cached: int = 0
     computed: int = 0
     generated: int = 0
-
-
-class SequenceUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """New output of one sequence since its previous update. The update with a `finish_reason` is the last one."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[PositionLogprobs, ...] = ()
-    text_offset: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    num_cached_tokens: int = 0
-    cumulative_logprob: float = 0.0
-    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
-    """Further log probabilities of the prompt, sent before the first output, only in the first sequence of a prompt.
-    The first token of the prompt has the log probability NaN.
-    """
-    vector: bytes = b""
-    """Of a pooling request: see `TokenEvent.vector`."""
 
 
 @dataclass(frozen=True, slots=True)

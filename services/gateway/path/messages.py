@@ -57,9 +57,11 @@ class RequestMessages:
         num_reported = self.prompt(index).num_tokens if reports else 0
         name, guests = sequence_id(self.request.request_id, index), self.request.guests
         if (resumed := guests.resumed) is None:
-            return SequenceState(sequence_id=name, num_prompt_logprobs=num_reported, token_ids=list(guests.begun))
+            tokens = list(guests.begun)
+            return SequenceState(sequence_id=name, index=index, num_prompt_logprobs=num_reported, token_ids=tokens)
         return SequenceState(
             sequence_id=name,
+            index=index,
             num_prompt_logprobs=num_reported,
             attempt=resumed.token * limits.ATTEMPTS_PER_RUN,
             token_ids=list(resumed.token_ids[index]),
@@ -228,9 +230,3 @@ def _pooling(params: PoolingParams, prompt: Prompt) -> PoolingParams:
 def sequence_id(request_id: str, index: int) -> str:
     """Returns the id of one sequence of a request."""
     return f"{request_id}-{index}"
-
-
-def split_sequence_id(name: str) -> tuple[str, int]:
-    """Returns the request id and the index of a sequence id. Raises ValueError for an id of another form."""
-    request_id, _, index = name.rpartition("-")
-    return request_id, int(index)

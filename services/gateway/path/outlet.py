@@ -7,37 +7,36 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from services.gateway.path.generation import SequenceUpdate
+from services.gateway.path.record import RecordedRequest
 from shared.errors import ServiceError
 
 
 class Outlet:
     """The updates that the consumer of a request has not taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: RecordedRequest) -> None:
+        """`record` is told what the consumer has processed."""
+        self._record = record
         self._updates: list[SequenceUpdate] = []
         self._waiting: asyncio.Future[None] | None = None
         """Of the consumer, until there is something for it. On the token path, where an `asyncio.Event` is slower."""
         self._ended = False
         self._error: ServiceError | None = None
 
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    def put(self, update: SequenceUpdate) -> None:
-        """Adds an update."""
+    def put(self, update: SequenceUpdate) -> int:
+        """Adds an update. Returns how many the consumer has not taken."""
         self._updates.append(update)
-        if self._waiting is not None:
-            self._wake(self._waiting)
+        self._wake()
+        return len(self._updates)
 
     def end(self, error: ServiceError | None) -> None:
         """Makes `batches` end after the updates so far, with an error if there is one. Called once."""
         self._ended, self._error = True, error
-        if self._waiting is not None:
-            self._wake(self._waiting)
+        self._wake()
 
-    def _wake(self, waiting: "asyncio.Future[None]") -> None:
-        self._waiting = None
-        if not waiting.done():  # it is done if the consumer was cancelled
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():  # it is done if the consumer was cancelled
             waiting.set_result(None)
 
     async def batches(self) -> AsyncIterator[list[SequenceUpdate]]:
@@ -46,8 +45,12 @@ class Outlet:
             if self._updates:
                 batch, self._updates = self._updates, []
                 yield batch
+                # The consumer asks for the next batch, so it has processed this one: a stream has written it to the
+                # client's connection.
+                for update in batch:
+                    self._record.written(update.index, len(update.token_ids))
             else:
-                self._waiting = asyncio.get_running_loop().create_future()
+                self._waiting = asyncio.Future()
                 await self._waiting
         if self._error is not None:
             raise self._error

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+import msgspec
+
 from shared import limits
 from shared.messages import FinishReason, KvSource, PositionLogprobs, SequenceMark, TextEvent, TokenEvent
 
@@ -50,18 +52,24 @@ class ApplyResult(Enum):
     """The event contradicts tokens that the client may have received. It is not applied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """The new output of a text event. `text_offset`: characters before `text`.
+class SequenceUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """New output of one sequence since its previous update. The update with a `finish_reason` is the last one."""
 
-    `prompt_logprobs`: new log probabilities of the prompt. A delta with them has no output.
-    """
-
+    index: int
     text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[PositionLogprobs, ...]
-    text_offset: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    text_offset: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
+    cumulative_logprob: float = 0.0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """Further log probabilities of the prompt, sent before the first output, only in the first sequence of a prompt.
+    The first token of the prompt has the log probability NaN.
+    """
+    vector: bytes = b""
+    """Of a pooling request: see `TokenEvent.vector`."""
 
 
 class Prefill(NamedTuple):
@@ -81,6 +89,8 @@ class SequenceState:
     """
 
     sequence_id: str
+    index: int = 0
+    """Index of the sequence in its request."""
     num_prompt_logprobs: int = 0
     """Number of prompt tokens whose log probabilities the client requested. They arrive before the first output."""
     num_reported: int = 0
@@ -188,9 +198,10 @@ class SequenceState:
         self.behind_since = None
         self.progress_at = now
 
-    def apply_event(self, event: TextEvent, engine: Address, now: float) -> tuple[ApplyResult, Delta | None]:
+    def apply_event(self, event: TextEvent, engine: Address, now: float) -> tuple[ApplyResult, SequenceUpdate | None]:
         """Applies one text event. Returns the result, and the new output if the event was applied."""
-        if self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine:
+        # A waiting sequence has no engine.
+        if event.attempt != self.attempt or engine != self.engine or self.phase is Phase.DONE:
             return self._count("stale", ApplyResult.STALE), None
         if event.prompt_logprobs:
             return self._apply_prompt(event, now)
@@ -200,26 +211,36 @@ class SequenceState:
         text_overlap = self.text_length - event.text_offset
         if overlap < 0 or text_overlap < 0:
             return self._count("gap", ApplyResult.GAP), None
-        known = tuple(self.token_ids[event.position : event.position + len(event.token_ids)])
-        if event.token_ids[: len(known)] != known:
+        known = self.token_ids[event.position : event.position + len(event.token_ids)] if overlap else []
+        if known and event.token_ids[:overlap] != tuple(known):
             return self._count("diverged", ApplyResult.DIVERGED), None
-        delta = Delta(
-            text=event.text[text_overlap:],
-            token_ids=event.token_ids[overlap:],
-            logprobs=event.logprobs[overlap:],
-            text_offset=self.text_length,
-        )
-        if not (delta.text or delta.token_ids or event.finish_reason):
+        text, token_ids, text_offset = event.text[text_overlap:], event.token_ids[overlap:], self.text_length
+        if not (text or token_ids or event.finish_reason):
             return self._count("stale", ApplyResult.STALE), None
-        self._apply(event, delta, now)
-        return ApplyResult.APPLIED, delta
+        if not self.prefills or self.prefills[-1][0] != self.attempt:
+            self.prefills.append((self.attempt, len(self.token_ids), event.num_cached_tokens))
+        self.text_length += len(text)
+        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        if token_ids:
+            self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
+            self.token_ids.extend(token_ids)
+            self.cumulative_logprob = self.carried_logprob + event.cumulative_logprob
+        self.progress_at, self.behind_since = now, None
+        if event.finish_reason is not None:
+            self.phase = Phase.DONE
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+        return ApplyResult.APPLIED, SequenceUpdate(
+            index=self.index, text=text, token_ids=token_ids, logprobs=event.logprobs[overlap:],
+            text_offset=text_offset, finish_reason=event.finish_reason, stop_reason=event.stop_reason,
+            num_cached_tokens=self.num_cached_tokens, cumulative_logprob=self.cumulative_logprob,
+        )  # fmt: skip
 
     @property
     def needs_prompt_logprobs(self) -> bool:
         """Whether log probabilities of the prompt have yet to arrive."""
         return self.num_reported < self.num_prompt_logprobs
 
-    def _apply_prompt(self, event: TextEvent, now: float) -> tuple[ApplyResult, Delta | None]:
+    def _apply_prompt(self, event: TextEvent, now: float) -> tuple[ApplyResult, SequenceUpdate | None]:
         """Applies an event with a part of the prompt's log probabilities."""
         overlap = self.num_reported - event.prompt_start
         if overlap < 0:
@@ -229,8 +250,13 @@ class SequenceState:
             return self._count("stale", ApplyResult.STALE), None
         self.num_reported += len(new)
         self.progress_at = now
-        return ApplyResult.APPLIED, Delta(
-            text="", token_ids=(), logprobs=(), text_offset=self.text_length, prompt_logprobs=new
+        return ApplyResult.APPLIED, SequenceUpdate(
+            index=self.index,
+            text="",
+            text_offset=self.text_length,
+            num_cached_tokens=self.num_cached_tokens,
+            cumulative_logprob=self.cumulative_logprob,
+            prompt_logprobs=new,
         )
 
     def apply_vector(self, event: TokenEvent, engine: Address, now: float) -> bool:
@@ -268,21 +294,6 @@ class SequenceState:
     def num_prefilled_tokens(self, num_prompt_tokens: int) -> int:
         """Returns how many prompt and output tokens engines have prefilled for this sequence, in all attempts."""
         return sum(num_prompt_tokens + carried - cached for _, carried, cached in self.prefills)
-
-    def _apply(self, event: TextEvent, delta: Delta, now: float) -> None:
-        if not self.prefills or self.prefills[-1][0] != self.attempt:
-            self.prefills.append((self.attempt, len(self.token_ids), event.num_cached_tokens))
-        self.text_length += len(delta.text)
-        self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
-        if delta.token_ids:
-            self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
-            self.token_ids.extend(delta.token_ids)
-            self.cumulative_logprob = self.carried_logprob + event.cumulative_logprob
-        self.progress_at = now
-        self.behind_since = None
-        if event.finish_reason is not None:
-            self.phase = Phase.DONE
-            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
     def _count(self, what: str, result: ApplyResult) -> ApplyResult:
         self.counters[what] += 1

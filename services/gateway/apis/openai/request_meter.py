@@ -26,10 +26,9 @@ class RequestMeter:
         self._metrics = metrics
         self._model = context.card.name
         self._started_s = context.arrival.started_s
-        self._first_s = self._latest_s = 0.0
+        self._first_s = 0.0
         self._last_s = [0.0] * context.num_sequences
-        self._inter_token = metrics.inter_token.labels(self._model)
-        self._generation_tokens = metrics.generation_tokens.labels(self._model)
+        self._tokens = metrics.tokens.models[self._model]
         metrics.request_n.labels(self._model).observe(context.request.n)
         if context.request.params.max_tokens:
             metrics.request_max_tokens.labels(self._model).observe(context.request.params.max_tokens)
@@ -42,7 +41,7 @@ class RequestMeter:
     @property
     def time_to_last_token_s(self) -> float:
         """Seconds from the arrival of the request to its latest token; 0 before the first token."""
-        return self._latest_s - self._started_s if self._first_s else 0.0
+        return max(self._last_s) - self._started_s if self._first_s else 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -55,10 +54,9 @@ class RequestMeter:
             return
         now = time.perf_counter()
         last, self._last_s[update.index] = self._last_s[update.index], now
-        self._latest_s = now
-        self._generation_tokens.inc(len(update.token_ids))
+        self._tokens.count += len(update.token_ids)
         if last:
-            self._inter_token.observe(now - last)
+            self._tokens.gaps_s.observe(now - last)
         elif not self._first_s:
             self._first_s = now
             self._metrics.first_token.labels(self._model).observe(now - self._started_s)

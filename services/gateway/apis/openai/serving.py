@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import cached_property
+from itertools import starmap
 from typing import Protocol
 
 from msgspec import structs
@@ -306,12 +307,12 @@ class ResponseRunner:
     async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
         """Writes the answer while it is generated. Raises ServiceError, before or after the first byte."""
         async with self._generating() as generation:
-            await unless_gone(receive, self._pump(generation, channel), channel.guard())
+            await unless_gone(receive, self._write(generation, channel), channel.guard())
 
     async def detached(self, sink: Sink) -> None:
         """Writes the streamed answer to `sink`, without a client that could disconnect. Raises ServiceError."""
         async with self._generating() as generation:
-            await self._pump(generation, sink)
+            await self._write(generation, sink)
 
     async def _collect(self, generation: Generation) -> None:
         async for batch in generation.updates():
@@ -321,9 +322,12 @@ class ResponseRunner:
                 choice.text.append(text)
         self._complete(generation)
 
+    async def _write(self, generation: Generation, sink: Sink) -> None:
+        # Each token resumes all coroutines of the task that waits for it. That of the request has about 25.
+        await asyncio.create_task(self._pump(generation, sink))
+
     async def _pump(self, generation: Generation, sink: Sink) -> None:
         async for batch in generation.updates():
-            self._start_parsing(generation)
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
             if data := self._encode(batch, generation):
                 await sink.write(data)
@@ -333,15 +337,14 @@ class ResponseRunner:
         await sink.end(last)
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
+        if not self._opened:
+            self._start_parsing(generation)
         if self._recorded is not None:
-            if self._opened:
-                return self._recorded.output(self.encoder, batch, self._take)
             opening = self._opening(generation)
             return opening + self._recorded.output(self.encoder, batch, self._take)
-        taken = [self._take(update) for update in merge(batch)]
-        opening = self._opening(generation)
-        chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
-        return opening + chunks + (self._flush(self._state(generation)) if self._flush is not None else b"")
+        taken = [*map(self._take, merge(batch))]
+        data = self._opening(generation) + b"".join(starmap(self.encoder.chunk, taken))
+        return data if self._flush is None else data + self._flush(self._state(generation))
 
     def _opening(self, generation: Generation) -> bytes:
         """Returns the beginning of the stream at the first call, then b""."""

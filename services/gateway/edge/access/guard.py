@@ -237,9 +237,6 @@ class GuardedGeneration:
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
-                # The caller asks for the next batch, so it has processed this one: a stream has written it to the
-                # client's connection.
-                self._written(batch)
         except ServiceError as error:
             self._end("failed", error.code)
             raise
@@ -259,10 +256,6 @@ class GuardedGeneration:
             reservation.withdraw()
         else:
             self._reservation = reservation
-
-    def _written(self, batch: list[SequenceUpdate]) -> None:
-        for update in batch:
-            self._record.written(update.index, len(update.token_ids))
 
     def _saw(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:

@@ -82,13 +82,19 @@ class EventChannel:
         self._written_s = time.monotonic()
         self._writing = 0
 
-    async def write(self, data: bytes) -> None:
-        """Sends events. Returns when the server's write buffer has room for more."""
-        await self._body(data, more=True)
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Sends events, the last ones without `more`. Returns when the server's write buffer has room for more."""
+        self._written_s = time.monotonic()
+        self._writing += 1
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._writing -= 1
 
     async def end(self, data: bytes) -> None:
         """Sends the last events and closes the stream."""
-        await self._body(data, more=False)
+        await self.write(data, more=False)
         self.ended = True
 
     def detach(self) -> None:
@@ -121,12 +127,3 @@ class EventChannel:
 
     def _due(self) -> float:
         return self._written_s + (self._stall_s if self._writing else self._keep_alive_s)
-
-    async def _body(self, data: bytes, *, more: bool) -> None:
-        self._written_s = time.monotonic()
-        self._writing += 1
-        if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._writing -= 1

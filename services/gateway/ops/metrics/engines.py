@@ -4,8 +4,6 @@ Every gateway exports every engine, so a query over several gateways must take t
 Counters count from the start of the engine, so a restart is an ordinary counter reset for Prometheus.
 """
 
-import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import get_type_hints
@@ -14,8 +12,8 @@ import msgspec
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
+from services.gateway.edge.metrics import buckets
 from shared.messages import EngineCounters, EngineHistograms, EngineLoad, EngineStatus, Heartbeat, HistogramCounts
 from shared.messages import Metric as Declared
 from shared.observability.histograms import PREEMPTIONS, REQUEST_SECONDS, STEP_TOKENS
@@ -90,9 +88,7 @@ def _histogram(
 ) -> Metric:
     family = HistogramMetricFamily(name, text, labels=_LABELS)
     for engine, status, histogram in found:
-        totals = list(itertools.accumulate(histogram.counts or (0,) * (len(bounds) + 1)))
-        buckets = [(floatToGoString(bound), total) for bound, total in zip((*bounds, math.inf), totals, strict=True)]
-        family.add_metric([status.model, engine], buckets, histogram.sum)
+        family.add_metric([status.model, engine], buckets(bounds, histogram), histogram.sum)
     return family
 
 

@@ -187,15 +187,13 @@ class RequestRecord(RecordedRequest):
     def arrived(self, index: int, num_tokens: int) -> None:
         """See RecordedRequest."""
         self.completion_tokens += num_tokens
-        if (one := self.sequences.get(index)) is not None and self._has_room_for_piece():
-            one.arrived.append(self._now())
-            one.arrived.append(num_tokens)
+        if (one := self.sequences.get(index)) is not None:
+            self._add_piece(one.arrived, num_tokens)
 
     def written(self, index: int, num_tokens: int) -> None:
         """See RecordedRequest."""
-        if num_tokens and (one := self.sequences.get(index)) is not None and self._has_room_for_piece():
-            one.written.append(self._now())
-            one.written.append(num_tokens)
+        if num_tokens and (one := self.sequences.get(index)) is not None:
+            self._add_piece(one.written, num_tokens)
 
     def ended(
         self, outcome: UsageOutcome, error_code: str, prompt: int, cached: int, generated: int, reasons: tuple[str, ...]
@@ -240,9 +238,11 @@ class RequestRecord(RecordedRequest):
         """Returns the microseconds from the arrival of the request to a time of the gateway's clock."""
         return max(0, int((at_s - self._received_s) * _MICROSECONDS + 0.5))
 
-    def _has_room_for_piece(self) -> bool:
-        self.num_pieces = count = self.num_pieces + 1
-        return count <= 2 * limits.RECORD_PIECES_MAX
+    def _add_piece(self, pieces: "array[float]", num_tokens: int) -> None:
+        self.num_pieces += 1
+        if self.num_pieces <= 2 * limits.RECORD_PIECES_MAX:
+            pieces.append(self._now())
+            pieces.append(num_tokens)
 
     def _has_room(self) -> bool:
         self.num_marks += 1

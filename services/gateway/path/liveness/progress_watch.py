@@ -4,7 +4,7 @@ For each sequence the latest time is kept at which it was placed, had text, or w
 engine are kept in the order of these times, so finding the overdue ones does not visit the others.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 
 from services.gateway.path.sequence_state import Address
 from shared import limits
@@ -14,13 +14,11 @@ class ProgressWatch:
     """The running sequences of one gateway, by engine. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._engines: dict[Address, OrderedDict[str, float]] = {}
+        self._engines: defaultdict[Address, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     def touch(self, engine: Address, sequence_id: str, now: float) -> None:
         """Sets the time of a sequence that runs on `engine` to `now`. Adds the sequence if it is new."""
-        times = self._engines.get(engine)
-        if times is None:
-            times = self._engines[engine] = OrderedDict()
+        times = self._engines[engine]
         times[sequence_id] = now
         times.move_to_end(sequence_id)
 

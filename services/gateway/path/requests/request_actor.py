@@ -60,7 +60,7 @@ class RequestActor:
         self._now = parts.host.clock.monotonic
         self._started_at = self._now()
         self._tokenized_at: float | None = None
-        self._outlet = Outlet()
+        self._outlet = Outlet(self._record)
         self._left = 0
         self.over = False
         """Whether the request has ended, with or without an error."""
@@ -142,7 +142,7 @@ class RequestActor:
 
         The caller must call `Dispatcher.pump` afterwards.
         """
-        if not any(guest.on_text(index, event, engine) for guest in self.guests):
+        if not self.guests or not any(guest.on_text(index, event, engine) for guest in self.guests):
             self.apply_text(index, event, engine)
         elif any(guest.holds(index) for guest in self.guests):
             self._parts.watch.touch(engine, self.sequences[index].sequence_id, self._now())
@@ -150,24 +150,17 @@ class RequestActor:
     def apply_text(self, index: int, event: TextEvent, engine: Address) -> None:
         """See Running."""
         sequence, now = self.sequences[index], self._now()
-        result, delta = sequence.apply_event(event, engine, now)
-        if result is ApplyResult.GAP:
+        result, update = sequence.apply_event(event, engine, now)
+        if update is not None:
+            self.placements.on_output(sequence, engine, now, has_tokens=bool(update.token_ids))
+            if event.finish_reason == "error":
+                self.fail(_engine_error(event))
+            else:
+                self._push(update)
+        elif result is ApplyResult.GAP:
             self.placements.repair(index)
         elif result is ApplyResult.DIVERGED:
             self.fail(_contradiction(sequence, engine))
-        elif delta is not None:
-            self.placements.on_output(sequence, engine, now, has_tokens=bool(delta.token_ids))
-            if event.finish_reason == "error":
-                self.fail(_engine_error(event))
-                return
-            self._push(
-                SequenceUpdate(
-                    index=index, text=delta.text, token_ids=delta.token_ids, logprobs=delta.logprobs,
-                    text_offset=delta.text_offset, finish_reason=event.finish_reason, stop_reason=event.stop_reason,
-                    num_cached_tokens=sequence.num_cached_tokens, cumulative_logprob=sequence.cumulative_logprob,
-                    prompt_logprobs=delta.prompt_logprobs,
-                )
-            )  # fmt: skip
 
     def on_vector(self, index: int, event: TokenEvent, engine: Address) -> None:
         """Applies the event of pooling sequence `index`. The caller must call `Dispatcher.pump` afterwards."""
@@ -224,7 +217,7 @@ class RequestActor:
     # --- the end ---
 
     def _push(self, update: SequenceUpdate) -> None:
-        self._outlet.put(update)
+        num_waiting = self._outlet.put(update)
         if update.token_ids:
             self._record.arrived(update.index, len(update.token_ids))
         if update.finish_reason is not None:
@@ -233,7 +226,7 @@ class RequestActor:
         if self._left == 0:
             self._finish(None)
             self.placements.close()
-        elif len(self._outlet) > limits.SLOW_CLIENT_EVENTS_MAX:
+        elif num_waiting > limits.SLOW_CLIENT_EVENTS_MAX:
             self.fail(ServiceError("timeout", "The client reads too slowly."))
 
     def _finish(self, error: ServiceError | None) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from services.gateway.apis.openai.tools.answer_format import AnswerFormat
 from services.gateway.apis.parsers.events import Content, Event, joined
 from services.gateway.apis.parsers.output_parser import OutputParser
@@ -166,15 +168,12 @@ def without_output(update: SequenceUpdate) -> SequenceUpdate:
 def joined_updates(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
     """Joins two successive updates of a sequence. The first must not be the sequence's last update."""
     assert first.finish_reason is None, first.index
-    return SequenceUpdate(
-        index=first.index,
+    return structs.replace(
+        then,
         text=first.text + then.text,
         token_ids=first.token_ids + then.token_ids,
         logprobs=first.logprobs + then.logprobs,
         text_offset=first.text_offset,
-        finish_reason=then.finish_reason,
-        stop_reason=then.stop_reason,
         num_cached_tokens=max(first.num_cached_tokens, then.num_cached_tokens),
-        cumulative_logprob=then.cumulative_logprob,
         prompt_logprobs=first.prompt_logprobs + then.prompt_logprobs,
     )

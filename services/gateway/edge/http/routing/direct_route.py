@@ -1,7 +1,7 @@
 """A route whose endpoint takes only the request and returns the response, so FastAPI need not look for parameters.
 
-FastAPI describes the route in the OpenAPI schema. Starlette calls the endpoint: without FastAPI's dependencies and exit
-stacks, a request takes a tenth of a millisecond less.
+FastAPI describes the route in the OpenAPI schema. Without FastAPI's dependencies and exit stacks, and its handlers of
+exceptions for each route, which those of the application are too, a request takes a tenth of a millisecond less.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from typing import Any
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import request_response
+from starlette.types import Receive, Scope, Send
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -21,7 +21,11 @@ class DirectRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        self.app = request_response(endpoint)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await (await endpoint(Request(scope, receive, send)))(scope, receive, send)
+
+        self.app = app
 
 
 def is_direct(endpoint: Callable[..., object]) -> bool:
