@@ -39,9 +39,9 @@ def pieces(chunks: Iterable[dict[str, Any]]) -> Iterator[Piece]:
 def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] = input) -> int:
     """Runs the conversation until the end of the input or Ctrl-C. Returns 0, or 1 after an error of the server.
 
-    The pictures in `options.image` are sent with the first message. Raises SettingsError if one cannot be read.
+    The images in `options.image` are sent with the first message. Raises SettingsError if one cannot be read.
     """
-    pictures = [{"type": "image_url", "image_url": {"url": data_url(image_of(path))}} for path in options.image or ()]
+    images = [{"type": "image_url", "image_url": {"url": data_url(image_of(path))}} for path in options.image or ()]
     messages: list[dict[str, Any]] = [{"role": "system", "content": options.system}] if options.system else []
     try:
         body = {
@@ -51,9 +51,9 @@ def run(client: Client, options: argparse.Namespace, read: Callable[[str], str] 
             "top_p": options.top_p,
         }
         while (text := _ask_user(read)) is not None:
-            content = [*pictures, {"type": "text", "text": text}] if pictures else text
+            content = [*images, {"type": "text", "text": text}] if images else text
             messages.append({"role": "user", "content": content})
-            pictures = []
+            images = []
             messages.append({"role": "assistant", "content": _answer(client, {**body, "messages": messages})})
     except ServerError as error:
         print(error, file=sys.stderr)

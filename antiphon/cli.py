@@ -188,7 +188,7 @@ def _chat_flags(parser: Parser) -> None:
     parser.add_argument("--temperature", type=float, default=0.7, help="0: always the likeliest (default: %(default)s)")
     parser.add_argument("--top-p", type=float, default=1.0, help="share of likely tokens to draw from (default: 1.0)")
     parser.add_argument("--system", default=None, help="system message that starts the conversation")
-    _image_flag(parser, "picture of the first message (repeatable); needs a server with --enable-mm")
+    _image_flag(parser, "image of the first message (repeatable); needs a server with --enable-mm")
 
 
 def _image_flag(parser: Parser, told: str) -> None:
@@ -199,7 +199,7 @@ def _complete_flags(parser: Parser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
     parser.add_argument("--model", default="", help="directory of the model, or its hub name (default: the demo model)")
     parser.add_argument("--chat", action="store_true", help="PROMPT is a message to answer, not a text to continue")
-    _image_flag(parser, "picture (repeatable); without --chat PROMPT has the model's token for each")
+    _image_flag(parser, "image (repeatable); without --chat PROMPT has the model's token for each")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest continuation (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest (default: %(default)s)")
     parser.add_argument("--top-p", type=float, default=1.0, help="share of likely tokens to draw from (default: 1.0)")

@@ -21,22 +21,22 @@ def run(
 
     Raises ValueError for settings, a model or images that cannot be used.
     """
-    pictures = [image_of(path) for path in images]
-    return asyncio.run(_run(prompt, model, params, chat=chat, pictures=pictures, **settings))
+    files = [image_of(path) for path in images]
+    return asyncio.run(_run(prompt, model, params, chat=chat, files=files, **settings))
 
 
 async def _run(
-    prompt: str, model: str, params: SamplingParams, *, chat: bool, pictures: Sequence[bytes], **settings: Any
+    prompt: str, model: str, params: SamplingParams, *, chat: bool, files: Sequence[bytes], **settings: Any
 ) -> int:
-    engine = AsyncLLMEngine(model, enable_mm=bool(pictures), **settings)
+    engine = AsyncLLMEngine(model, enable_mm=bool(files), **settings)
     try:
         if chat:
-            parts = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
+            parts = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in files]
             content = [*parts, {"type": "text", "text": prompt}] if parts else prompt
             outputs = engine.chat([{"role": "user", "content": content}], params)
         else:
-            asked = {"prompt": prompt, "multi_modal_data": {"image": list(pictures)}}
-            outputs = engine.generate(asked if pictures else prompt, params)
+            asked = {"prompt": prompt, "multi_modal_data": {"image": list(files)}}
+            outputs = engine.generate(asked if files else prompt, params)
         shown, error = 0, None
         async for output in outputs:
             text = output.outputs[0].text or ""

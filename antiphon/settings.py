@@ -20,7 +20,7 @@ from shared.config import (
 )
 from shared.flags import SettingsError, flag, flags_of
 from shared.models.adapters import check_adapters
-from shared.models.picture_models import picture_limit, processor_kwargs
+from shared.models.image_models import image_limit, processor_kwargs
 from shared.security import tls
 from shared.security.bus_permissions import Role
 from shared.settings.bus import BusSettings
@@ -267,7 +267,7 @@ def check(serve: ServeSettings) -> None:
     if serve.keep_former_version < 0:
         raise SettingsError(f"--keep-former-version: {serve.keep_former_version} is not at least 0")
     _check_roles(serve)
-    _check_pictures(serve)
+    _check_images(serve)
     check_adapters(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
@@ -316,11 +316,11 @@ def of_role(serve: S, role: str) -> S:
     return replace(serve, role=role) if role == "prefill" else replace(serve, role=role, kv_host="", kv_bind="")
 
 
-def _check_pictures(serve: ServeSettings) -> None:
+def _check_images(serve: ServeSettings) -> None:
     """Checks the settings of image input without reading the model's files. Raises SettingsError."""
     if processor_kwargs(serve.mm_processor_kwargs) and not serve.enable_mm:
-        raise SettingsError("--mm-processor-kwargs needs --enable-mm: without it no pictures are taken")
-    picture_limit(serve.limit_mm_per_prompt)
+        raise SettingsError("--mm-processor-kwargs needs --enable-mm: without it no images are taken")
+    image_limit(serve.limit_mm_per_prompt)
 
 
 def _check_roles(serve: ServeSettings) -> None:

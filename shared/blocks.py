@@ -35,33 +35,33 @@ def _adapter_part(version: str) -> bytes:
     return b"\0adapter\0" + version.encode()
 
 
-Picture = tuple[int, bytes]
+Image = tuple[int, bytes]
 """Index of an image's first token in its prompt, and the image's key, which is equal for equal images."""
 
 
-def pictures_part(pictures: Iterable[Picture], start: int, end: int) -> bytes:
+def images_part(images: Iterable[Image], start: int, end: int) -> bytes:
     """Returns the bytes that represent images beginning in [start, end) in the hash of the block."""
-    begun = [(first, key) for first, key in pictures if start <= first < end]
-    return b"".join(b"\0picture\0" + first.to_bytes(_TOKEN_BYTES, "little") + key for first, key in begun)
+    begun = [(first, key) for first, key in images if start <= first < end]
+    return b"".join(b"\0image\0" + first.to_bytes(_TOKEN_BYTES, "little") + key for first, key in begun)
 
 
-def child_hash(parent: bytes, packed_tokens: bytes, pictures: bytes = b"") -> bytes:
+def child_hash(parent: bytes, packed_tokens: bytes, images: bytes = b"") -> bytes:
     """Returns the hash of a block from its parent's hash and the block's own tokens (little-endian u32).
 
-    `pictures`: see `pictures_part`.
+    `images`: see `images_part`.
     """
-    return sha256(parent + packed_tokens + pictures).digest()[:HASH_BYTES]
+    return sha256(parent + packed_tokens + images).digest()[:HASH_BYTES]
 
 
-def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"", pictures: tuple[Picture, ...] = ()) -> bytes:
+def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"", images: tuple[Image, ...] = ()) -> bytes:
     """Returns the concatenated hashes, `HASH_BYTES` each, of all full blocks of a packed token list."""
     stride = block_size * _TOKEN_BYTES
     parent, hashes = root_hash(salt), list[bytes]()
     begun = b""
     for start in range(0, len(packed_ids) - stride + 1, stride):
-        if pictures:
+        if images:
             first = start // _TOKEN_BYTES
-            begun = pictures_part(pictures, first, first + block_size)
+            begun = images_part(images, first, first + block_size)
         parent = child_hash(parent, packed_ids[start : start + stride], begun)
         hashes.append(parent)
     return b"".join(hashes)

@@ -29,8 +29,8 @@ from shared.settings.engine import (
     KvTransferSettings,
     SchedulerSettings,
 )
+from shared.settings.images import EngineImageSettings, GatewayImageSettings
 from shared.settings.parallel import ParallelSettings
-from shared.settings.pictures import EnginePictureSettings, GatewayPictureSettings
 from shared.settings.records import RecordSettings
 
 
@@ -102,7 +102,7 @@ class ModelSettings(BusSettings, group="model"):
     )
 
 
-class EngineSettings(ModelSettings, EnginePictureSettings):
+class EngineSettings(ModelSettings, EngineImageSettings):
     """Settings of an engine."""
 
     execution: ExecutionSettings = ExecutionSettings()
@@ -142,7 +142,7 @@ class DetokenizerSettings(ModelSettings):
     """Settings of a detokenizer."""
 
 
-class VisionSettings(ModelSettings, group="pictures"):
+class VisionSettings(ModelSettings, group="images"):
     """Settings of an image service."""
 
     mm_processor_kwargs: str = flag(
@@ -151,7 +151,7 @@ class VisionSettings(ModelSettings, group="pictures"):
     vision_device: str = flag("cpu", "device on which images are encoded", choices=("cpu", "cuda"))
 
 
-class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings, group="http"):
+class GatewaySettings(BusSettings, GatewayImageSettings, RecordSettings, group="http"):
     """Settings of a gateway. They name no models: the gateway discovers models by heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on")

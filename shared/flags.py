@@ -27,7 +27,7 @@ GROUPS = (
     "engine: parallel",
     "engine: KV transfer",
     "adapters",
-    "pictures",
+    "images",
     "bus",
 )
 """Headings of `--help`, in this order; other headings follow them."""

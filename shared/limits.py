@@ -306,7 +306,7 @@ LINGER_S = 2.0
 CONNECTIONS_MAX = 2 * GATEWAY_REQUESTS_MAX
 """Open connections of one gateway; fewer if the process may have fewer descriptors. Bounds memory."""
 DESCRIPTORS_RESERVED = 320
-"""Descriptors that a gateway keeps for running batches (four each), pictures from the network and the bus; an idle one
+"""Descriptors that a gateway keeps for running batches (four each), images from the network and the bus; an idle one
 has a dozen open."""
 CLIENT_STALL_S = 60.0
 """Longest time for a client to accept written data before its connection counts as broken. The server buffers at most
@@ -614,21 +614,21 @@ LOG_INTERVAL_S = 1.0
 LOG_KINDS_MAX = 64
 """Kinds of such lines that one part of a process tells apart; further kinds share one line in the interval."""
 
-# --- pictures ---
+# --- images ---
 IMAGE_BYTES_MAX = 12 * 2**20
 """Size of the file of one image; encoded in base64 it fills a request body."""
 IMAGES_BYTES_MAX = BODY_BYTES_MAX
-"""Bytes of the files of all pictures of a request, those from the network included."""
+"""Bytes of the files of all images of a request, those from the network included."""
 IMAGES_MAX = 32
-"""Pictures in one request."""
+"""Images in one request."""
 IMAGE_PIXELS_MAX = 36 * 10**6
-"""Pixels of one decoded picture: a page of A4 with 600 dpi, a screen of 8K. Takes 15 bytes each while it is scaled."""
+"""Pixels of one decoded image: a page of A4 with 600 dpi, a screen of 8K. Takes 15 bytes each while it is scaled."""
 IMAGE_JPEG_PIXELS_MAX = 64 * 10**6
 """Pixels of a JPEG file, as cameras make them. Above `IMAGE_PIXELS_MAX` it is decoded at half its width and height."""
 IMAGES_PIXELS_MAX = 4 * IMAGE_PIXELS_MAX
-"""Pixels of all pictures of a request: twelve of 12 megapixels. Decoding and scaling takes a core a few seconds."""
+"""Pixels of all images of a request: twelve of 12 megapixels. Decoding and scaling takes a core a few seconds."""
 IMAGES_AT_ONCE = 4
-"""Pictures of one request in the image services at a time. Bounds how far it exceeds `IMAGES_PIXELS_MAX`."""
+"""Images of one request in the image services at a time. Bounds how far it exceeds `IMAGES_PIXELS_MAX`."""
 IMAGE_PART_BYTES = BATCH_BYTES_MAX
 """Bytes of a file or of embeddings in one message."""
 IMAGE_READS_MAX = 4
@@ -640,14 +640,14 @@ IMAGE_READ_S = 5.0
 IMAGE_FETCH_S = 10.0
 """Time limit for downloading an image, seconds."""
 VISION_JOBS_MAX = 128
-"""Pictures that an image service works on or keeps waiting, of one client a half. Bounds waiting time."""
+"""Images that an image service works on or keeps waiting, of one client a half. Bounds waiting time."""
 VISION_FILES_MAX = 2
-"""Files of pictures that an image service has in memory at a time: one is encoded while the next one is read."""
+"""Files of images that an image service has in memory at a time: one is encoded while the next one is read."""
 VISION_CACHE_BYTES = 512 * 2**20
 """Size of an image service's LRU cache of embeddings."""
 ENGINE_IMAGE_BYTES_MAX = 2 * 2**30
-"""Embeddings of waiting and running sequences in one engine; further sequences with pictures are refused as busy."""
+"""Embeddings of waiting and running sequences in one engine; further sequences with images are refused as busy."""
 ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
 """Size of an engine's cache of embeddings for further requests with the same images."""
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
-"""Files of pictures of all requests of a gateway; further requests with pictures are refused as overload."""
+"""Files of images of all requests of a gateway; further requests with images are refused as overload."""

@@ -63,8 +63,8 @@ class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     begun: list[int] = []
     """For a fork (a request that continues from a token of a recorded output): the tokens with which its outputs began.
     `sequences` contains them too."""
-    num_pictures: int = 0
-    """Number of pictures in the prompts. Their files are not recorded, so such a request cannot run again."""
+    num_images: int = 0
+    """Number of images in the prompts. Their files are not recorded, so such a request cannot run again."""
     prompts: list[RecordedPrompt]
     sequences: list[RecordedSequence]
 

@@ -8,9 +8,9 @@ is `model_token` of the model's served name.
 |------------------------------|----------------------|--------------------------------------------------------------|
 | `tok.<model>.req`            | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
 | `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica, for retries                        |
-| `vis.<model>.req`            | gateway, engine      | EncodePicture (request)                                      |
+| `vis.<model>.req`            | gateway, engine      | EncodeImage (request)                                      |
 | `vis.<id>.<instance_id>.req` | engine               | ReadEmbeddings (request), to the replica that has them       |
-| `gw.<id>.<instance_id>.img`  | vision               | ReadPicture (request)                                        |
+| `gw.<id>.<instance_id>.img`  | vision               | ReadImage (request)                                        |
 | `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
 |                              | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
 | `eng.<id>.<instance_id>.lora` | gateway             | LoadAdapter (request)                                        |
@@ -29,7 +29,7 @@ is `model_token` of the model's served name.
 | `step.<id>`                  | engine               | StepEvents                                                   |
 | `str.rec.<request id>`       | gateway              | the record of a stream, kept by the bus                      |
 | `res.<response id>`          | gateway              | a finished response, kept by the bus                         |
-| `res.picture-<digest>-<n>`   | gateway              | part of a picture of responses, kept by the bus              |
+| `res.image-<digest>-<n>`   | gateway              | part of an image of responses, kept by the bus              |
 | `str.tok.<id>.<instance_id>` | gateway              | the accepted tokens of its streams, kept by the bus          |
 | `bg.rec.<request id>`        | gateway              | the record of a request without a client, kept by the bus    |
 | `bg.ev.<request id>`         | gateway              | its events, kept by the bus                                  |
@@ -161,8 +161,8 @@ class GatewaySubjects(_Namespace):
         """Messages of other gateways, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "peer")
 
-    def gateway_pictures(self, gateway_id: str, instance_id: str) -> str:
-        """Requests for the files of pictures that one gateway process has."""
+    def gateway_images(self, gateway_id: str, instance_id: str) -> str:
+        """Requests for the files of images that one gateway process has."""
         return self._join("gw", gateway_id, instance_id, "img")
 
 
@@ -180,7 +180,7 @@ class StoredSubjects(_Namespace):
         return self._join("str", "tok", gateway_id, instance_id)
 
     def response(self, response_id: str) -> str:
-        """A finished response of `/v1/responses`, or a part of a picture of such responses; `*`: all of these."""
+        """A finished response of `/v1/responses`, or a part of an image of such responses; `*`: all of these."""
         return self._join("res", response_id)
 
     def background_record(self, request_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Small random models that take pictures, as the field writes them, and what transformers answers with them."""
+"""Small random models that take images, as the field writes them, and what transformers answers with them."""
 
 import functools
 import io
@@ -59,7 +59,7 @@ _OTHER_PLACES = {
     "idefics3": ("<|vision_start|><|image_pad|><|vision_end|>", "<image>"),
     "internvl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
 }
-"""What the template of a family writes for a picture."""
+"""What the template of a family writes for an image."""
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -132,7 +132,7 @@ _PROCESSOR = {
 
 _LLAVA_TEXT = {name: value for name, value in _TEXT.items() if name != "rope_parameters"}
 _SIDE = 42
-"""Side of the pictures that the encoders of LLaVA take: 9 patches."""
+"""Side of the images that the encoders of LLaVA take: 9 patches."""
 _TOWER: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -142,7 +142,7 @@ _TOWER: dict[str, Any] = {
     "patch_size": 14,
 }
 _GEMMA_SIDE = 112
-"""Side of the pictures of Gemma 3: 64 patches, of which each 4 are one token."""
+"""Side of the images of Gemma 3: 64 patches, of which each 4 are one token."""
 _TILES: dict[str, Any] = {
     "text_config": {"model_type": "llama", **_LLAVA_TEXT},
     "vision_config": {**_TOWER, "image_size": 56},
@@ -277,8 +277,8 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     return directory
 
 
-def picture(width: int, height: int, seed: int = 0, kind: str = "PNG") -> bytes:
-    """Returns the file of a random picture, with large areas so that resizing keeps something of it."""
+def image(width: int, height: int, seed: int = 0, kind: str = "PNG") -> bytes:
+    """Returns the file of a random image, with large areas so that resizing keeps something of it."""
     import numpy as np
     from PIL import Image
 
@@ -289,13 +289,13 @@ def picture(width: int, height: int, seed: int = 0, kind: str = "PNG") -> bytes:
 
 
 def expanded(token_ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Returns a prompt with each placeholder repeated as often as its picture has tokens."""
+    """Returns a prompt with each placeholder repeated as often as its image has tokens."""
     rest = iter(counts)
     return [each for token in token_ids for each in ([token] * next(rest) if token == IMAGE_PAD else [token])]
 
 
 def in_rows(token_ids: Sequence[int], sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Returns a prompt with pictures of so many rows and columns of tokens as the processor of Pixtral writes them."""
+    """Returns a prompt with images of so many rows and columns of tokens as the processor of Pixtral writes them."""
     rest, found = iter(sizes), list[int]()
     for token in token_ids:
         if token == IMAGE_PAD:
@@ -307,7 +307,7 @@ def in_rows(token_ids: Sequence[int], sizes: Sequence[Sequence[int]]) -> list[in
 
 
 def in_tiles(directory: Path, token_ids: Sequence[int], tiles: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns a prompt with pictures of so many rows and columns of tiles as the processor of SmolVLM writes them."""
+    """Returns a prompt with images of so many rows and columns of tiles as the processor of SmolVLM writes them."""
     from tokenizers import Tokenizer
     from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
@@ -325,16 +325,16 @@ def in_tiles(directory: Path, token_ids: Sequence[int], tiles: Sequence[tuple[in
 
 
 def vision_reference(
-    directory: Path, prompt: Sequence[int], pictures: Sequence[bytes], num_tokens: int
+    directory: Path, prompt: Sequence[int], images: Sequence[bytes], num_tokens: int
 ) -> tuple[list[int], list[int]]:
     """Returns the prompt with repeated placeholders, and what transformers generates greedily, ignoring the end.
 
-    `prompt` has one placeholder for each picture.
+    `prompt` has one placeholder for each image.
     """
     import torch
 
     model = _loaded(directory)[0]
-    whole, inputs = _inputs(directory, prompt, pictures)
+    whole, inputs = _inputs(directory, prompt, images)
     with torch.inference_mode():
         found = model.generate(
             **inputs,
@@ -347,16 +347,16 @@ def vision_reference(
     return whole, found[0, len(whole) :].tolist()
 
 
-def vision_log_probabilities(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -> Any:
+def vision_log_probabilities(directory: Path, prompt: Sequence[int], images: Sequence[bytes]) -> Any:
     """Returns the log probabilities of the token behind the prompt, [vocab] float32."""
     import torch
 
     with torch.inference_mode():
-        logits = _loaded(directory)[0](**_inputs(directory, prompt, pictures)[1], use_cache=False).logits
+        logits = _loaded(directory)[0](**_inputs(directory, prompt, images)[1], use_cache=False).logits
     return logits[0, -1].log_softmax(-1)
 
 
-def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -> tuple[list[int], dict[str, Any]]:
+def _inputs(directory: Path, prompt: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], dict[str, Any]]:
     """Returns the prompt with repeated placeholders, and what the model of transformers takes for it."""
     import torch
     from PIL import Image
@@ -371,11 +371,11 @@ def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -
         "smolvlm": rows_of_tiles,
     }
     more: dict[str, Any] = of_processor.get(kind, {})
-    images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
+    images = [Image.open(io.BytesIO(each)).convert("RGB") for each in files]
     pixels = dict(processor(images, return_tensors="pt", **more)) if images else {}
     tiles = pixels.pop("num_patches", None)
     pixels.pop("num_crops", None)
-    # The processor has taken all pictures as those of one text.
+    # The processor has taken all images as those of one text.
     grids = [pixels.pop(name, [[]])[0] for name in ("rows", "cols")]
     with torch.inference_mode():
         found: Any = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
@@ -387,10 +387,10 @@ def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -
         counts = [len(each) for each in found] if tiles is None else [int(each) * len(found[0]) for each in tiles]
         whole = expanded(prompt, counts)
     ids = torch.tensor([whole])
-    of_picture = (ids == IMAGE_PAD).int()
-    kinds = {"mm_token_type_ids": of_picture} if "image_grid_thw" in pixels else {}
+    of_image = (ids == IMAGE_PAD).int()
+    kinds = {"mm_token_type_ids": of_image} if "image_grid_thw" in pixels else {}
     if kind == "gemma3" and images:
-        kinds = {"token_type_ids": of_picture}
+        kinds = {"token_type_ids": of_image}
     return whole, {"input_ids": ids, "attention_mask": torch.ones_like(ids), **kinds, **pixels}
 
 

@@ -24,8 +24,8 @@ from shared.distributed.world import world_size
 from shared.errors import ServiceError
 from shared.flags import SettingsError, converted, to_argv
 from shared.models.adapters import with_adapters
+from shared.models.image_models import processor_kwargs
 from shared.models.model_files import model_directory, model_name
-from shared.models.picture_models import processor_kwargs
 
 if TYPE_CHECKING:
     from services.vision.estimate import VisionNeeds
@@ -69,7 +69,7 @@ SOURCE_TABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class Images:
     """The image services of a model, on `device` (`cpu` or `cuda`), and what each of them needs."""
 
     num: int
@@ -118,8 +118,8 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     """Returns the memory of an engine with these settings on cards of this kind, one for each rank."""
     if card.capability and card.capability < 80 and settings.execution.dtype == "auto":
         settings = replace(settings, dtype="float16")
-    pictures = pictures_of(settings, model_dir)
-    beside = pictures.bytes_on("cuda") if pictures else 0
+    images = images_of(settings, model_dir)
+    beside = images.bytes_on("cuda") if images else 0
     needs = replace(predict(settings, model_dir, "gpu"), beside_bytes=beside)
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
     usable = int(card.memory_bytes * settings.cache.gpu_memory_utilization)
@@ -130,15 +130,15 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
 
 def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cpp") -> Fit:
     """Returns the memory of an engine with these settings on this machine's CPU."""
-    pictures = pictures_of(settings, model_dir)
-    beside = pictures.bytes_on("cpu") if pictures else 0
+    images = images_of(settings, model_dir)
+    beside = images.bytes_on("cpu") if images else 0
     needs = replace(predict(settings, model_dir, backend), beside_bytes=beside)
     room = cpu_room(settings, needs)
     missing = max(needs.main_memory_bytes - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
     return Fit(needs, room.asked_bytes, missing, room.most_bytes)
 
 
-def pictures_of(settings: EngineSettings, model_dir: Path) -> Pictures | None:
+def images_of(settings: EngineSettings, model_dir: Path) -> Images | None:
     """Returns what the image services of a model need; None without `--enable-mm`. Raises SettingsError."""
     if not settings.enable_mm:
         return None
@@ -147,7 +147,7 @@ def pictures_of(settings: EngineSettings, model_dir: Path) -> Pictures | None:
 
     given = settings if isinstance(settings, ServeSettings) else ServeSettings()
     device = given.vision_device
-    return Pictures(given.visions, device, vision_needs(model_dir, processor_kwargs(given.mm_processor_kwargs), device))
+    return Images(given.visions, device, vision_needs(model_dir, processor_kwargs(given.mm_processor_kwargs), device))
 
 
 def cards_here() -> list[Card]:
@@ -177,7 +177,7 @@ def plan_lines(settings: EngineSettings, card: Card | None = None) -> list[str]:
     backend = _cpu_backend(settings)
     try:
         first = predict(settings, directory, "gpu" if card or here else backend)
-        lines = [*_summary(model_name(settings), settings, first), *_pictures(settings, directory), ""]
+        lines = [*_summary(model_name(settings), settings, first), *_images(settings, directory), ""]
         targets = (
             [card] if card else [*here, *(each for each in CARDS if not any(_same(h.name, each.name) for h in here))]
         )
@@ -287,16 +287,16 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
     yield f"  sequences  {_size(needs.rows_bytes)} of main memory for their tokens"
 
 
-def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
-    if (found := pictures_of(settings, directory)) is not None:
+def _images(settings: EngineSettings, directory: Path) -> Iterator[str]:
+    if (found := images_of(settings, directory)) is not None:
         where = "main memory" if found.device == "cpu" else "the GPU"
         each = f" in each of {found.num} image services" if found.num > 1 else ""
         needs = found.each
         yield (
-            f"  pictures   {_size(needs.weights)} of {where} for the vision encoder and {_size(needs.step)} for its "
-            f"largest picture{each} (about)"
+            f"  images   {_size(needs.weights)} of {where} for the vision encoder and {_size(needs.step)} for its "
+            f"largest image{each} (about)"
         )
-        reading = "" if found.device == "cpu" else f"{_size(needs.reading)} of main memory to read a picture, "
+        reading = "" if found.device == "cpu" else f"{_size(needs.reading)} of main memory to read an image, "
         yield f"             {reading}{_size(needs.kept)} of main memory at most for embeddings that are kept"
 
 

@@ -40,8 +40,8 @@ from shared.actors.descriptors import raise_limit
 from shared.distributed import world
 from shared.errors import ServiceError
 from shared.flags import SettingsError, converted, to_argv
+from shared.models.image_models import check_image_files
 from shared.models.model_files import located, model_directory, model_name
-from shared.models.picture_models import check_picture_files
 from shared.security import bus_permissions, tls
 from shared.settings.quantization import Device, choose, read_model_config
 from shared.settings.records import KeeperSettings
@@ -178,7 +178,7 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
     """
     directory = model_directory(model, weights=False)
     if model.enable_mm:
-        check_picture_files(directory)
+        check_image_files(directory)
     on_cpu = devices.on_cpu(model.execution.device, environ)
     cpu = Device("a CPU", model.execution.cpu_backend == "auto")
     gpu = Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)

@@ -33,7 +33,7 @@ LIMITS = {
 JETSTREAM = {"max_memory_store": "512MB", "max_file_store": "2GB"}
 """Limits of JetStream. It holds in memory the state of API keys' limits. In memory or in files it holds the records of
 streams and their journals (`limits.STREAM_STORE_BYTES` each), finished responses (`limits.RESPONSES_BYTES_MAX`), and
-background responses with their events and kept pictures."""
+background responses with their events and kept images."""
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")

@@ -13,7 +13,7 @@ from antiphon.settings import ServeSettings
 from shared.config import EngineSettings
 from shared.distributed import world
 from shared.flags import Settings, converted, flag, flags_of, validated
-from shared.models.picture_models import picture_limit, processor_kwargs
+from shared.models.image_models import image_limit, processor_kwargs
 from shared.settings.bus import BusSettings
 from shared.settings.other_options import BY_NAME, Other
 
@@ -29,7 +29,7 @@ class EngineArgs(EngineSettings, group="offline"):
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run")
     mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON")
-    limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, as JSON, or image=N")
+    limit_mm_per_prompt: str = flag("", "most images of a prompt, {'image': N}, as JSON, or image=N")
     advice_spelling: str = "arguments"
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ def engine_args(**values: Any) -> EngineArgs:
     """
     values = _by_field(values)
     if values.get("vision_device") not in (None, "cpu"):
-        raise ValueError("vision_device: pictures are encoded on the CPU in this process: leave it out")
+        raise ValueError("vision_device: images are encoded on the CPU in this process: leave it out")
     known, of_server = _names(EngineArgs), _names(BusSettings) | (_names(ServeSettings) - _names(EngineArgs))
     for name, value in values.items():
         other = BY_NAME.get(_option(name))
@@ -74,7 +74,7 @@ def engine_args(**values: Any) -> EngineArgs:
         **{name: json.dumps(values[name]) for name in _OBJECTS if isinstance(values.get(name), Mapping)},
     }
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
-    _check_pictures(args)
+    _check_images(args)
     world.check(args.parallel, str)
     if args.parallel.nnode > 1:
         raise ValueError(
@@ -106,11 +106,11 @@ def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_pictures(args: EngineArgs) -> None:
+def _check_images(args: EngineArgs) -> None:
     """Raises ValueError for invalid settings of image input."""
     if processor_kwargs(args.mm_processor_kwargs) and not args.enable_mm:
-        raise ValueError("mm_processor_kwargs needs enable_mm=True: without it no pictures are taken")
-    picture_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
+        raise ValueError("mm_processor_kwargs needs enable_mm=True: without it no images are taken")
+    image_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
 
 
 def _answer(name: str, value: Any, other: Other) -> None:

@@ -102,7 +102,7 @@ class LLM(PoolingCalls):
         `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these. A dict may
         also be an engine's request, as at `/generate`: with `messages`, or `history`, `system` and `prompt`, in place
         of a prompt, with `request_id` and `arrival_time`, which the result repeats, and with `eos_token_ids`. With
-        `enable_mm=True` such a dict may have `multi_modal_data`: `{"image": picture}` or a list of images, each a
+        `enable_mm=True` such a dict may have `multi_modal_data`: `{"image": image}` or a list of images, each a
         `PIL.Image` or the bytes of a file; the prompt must contain the model's image token once per image.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
         `SamplingParams()`. `lora_request` is an adapter for all prompts, or a list with an adapter or None for each;

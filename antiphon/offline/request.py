@@ -10,7 +10,7 @@ import msgspec
 
 from antiphon.offline.adapters import Adapters, with_adapters
 from antiphon.offline.sampling_params import SamplingParams
-from services.engine.core.plan import PlacedPicture
+from services.engine.core.plan import PlacedImage
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.steps.events import token_events
 from shared import limits
@@ -62,7 +62,7 @@ class Submitted:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token ids of the texts in the parameters' `bad_words`."""
     adapters: Adapters = ()
-    pictures: tuple[PlacedPicture, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
 
 class LiveRequest:
@@ -103,7 +103,7 @@ class LiveRequest:
                 priority=submitted.priority,
                 arrival=first_arrival + choice,
                 sequence_group=sequence_group,
-                pictures=submitted.pictures,
+                images=submitted.images,
             )
             for choice, sequence_id in enumerate(self.sequence_ids)
         ]

@@ -14,8 +14,8 @@ import msgspec
 from antiphon.offline.adapters import Adapters, LoRARequests, PromptAdapterRequests, loaded_adapters
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.pooling import PoolingParams, PoolingRequestOutput, checked, pooling_output, pooling_spec
+from antiphon.offline.prompts.images import NOT_ENABLED, EncodedPrompt, ImageEncoder
 from antiphon.offline.prompts.inputs import Prompt
-from antiphon.offline.prompts.pictures import NOT_ENABLED, EncodedPrompt, PictureEncoder
 from antiphon.offline.prompts.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
@@ -23,8 +23,8 @@ from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
 from shared.errors import ServiceError
+from shared.models.image_models import image_limit
 from shared.models.model_files import located
-from shared.models.picture_models import picture_limit
 from shared.parameters.pooling import generates_nothing
 from shared.parameters.sampling import check_vocabulary
 from shared.request import checks
@@ -49,11 +49,11 @@ class Runner:
         except ServiceError as error:
             raise ValueError(error.message) from error
         self.text = PromptText(settings, self.engine.facts.vocab_size, self.engine.max_model_len)
-        self._pictures: PictureEncoder | None = None
+        self._images: ImageEncoder | None = None
         """Encodes images; None: the engine accepts text only."""
         if settings.enable_mm:
-            limit = picture_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
-            self._pictures = PictureEncoder(settings, args.mm_processor_kwargs, limit)
+            limit = image_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
+            self._images = ImageEncoder(settings, args.mm_processor_kwargs, limit)
         self._draw_seed = seeds_of(args.seed)
         self._live: dict[str, LiveRequest] = {}
         self._num_sequences = 0
@@ -90,12 +90,12 @@ class Runner:
             if params.eos_token_ids is not None:
                 raise ValueError("'eos_token_ids' is given twice: leave it out of the prompt or of its parameters.")
             params = replace(params, eos_token_ids=form.eos_token_ids)
-        encoded = self._encoded(prompt, params, adapters) if prompt.pictures else None
+        encoded = self._encoded(prompt, params, adapters) if prompt.images else None
         token_ids, starts = self.text.token_ids(
             prompt,
             params.max_tokens or 0,
             add_special_tokens=add_special_tokens,
-            pictures=() if encoded is None else encoded.tokens,
+            images=() if encoded is None else encoded.tokens,
             truncate_prompt_tokens=checks.prompt_truncation(params.truncate_prompt_tokens),
         )
         bad_words = self.text.bad_word_ids([word for word in params.bad_words or () if isinstance(word, str)])
@@ -116,18 +116,18 @@ class Runner:
             arrival_time=arrived.wall if form.arrival_time is None else form.arrival_time,
             bad_words=bad_words,
             adapters=adapters,
-            pictures=() if encoded is None else encoded.placed(starts),
+            images=() if encoded is None else encoded.placed(starts),
         )
 
     def _encoded(self, prompt: Prompt, params: SamplingParams, adapters: Adapters) -> EncodedPrompt:
         """Returns the encoded images of a prompt. Raises ValueError for options that do not support images."""
-        if self._pictures is None:
-            raise ValueError(f"The prompt has pictures, and {NOT_ENABLED}.")
+        if self._images is None:
+            raise ValueError(f"The prompt has images, and {NOT_ENABLED}.")
         if params.prompt_logprobs is not None:
-            raise ValueError("'prompt_logprobs' cannot be given with pictures.")
+            raise ValueError("'prompt_logprobs' cannot be given with images.")
         if any(adapter.num_virtual_tokens for adapter in adapters):
-            raise ValueError("Pictures cannot be given with a prompt adapter.")
-        return self._pictures.encoded(prompt.pictures)
+            raise ValueError("Images cannot be given with a prompt adapter.")
+        return self._images.encoded(prompt.images)
 
     def _check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
         """Raises ValueError for parameters that this model does not support."""
@@ -177,8 +177,8 @@ class Runner:
         """Returns the prompt with the text of its conversation, if it has one. Raises ValueError."""
         if not prompt.form.messages:
             return prompt
-        if prompt.pictures:
-            raise ValueError("Pictures of a conversation are parts of its messages: leave 'multi_modal_data' out.")
+        if prompt.images:
+            raise ValueError("Images of a conversation are parts of its messages: leave 'multi_modal_data' out.")
         text = self.text.rendered(prompt.form.messages, TemplateOptions())
         return replace(text, is_chat=True, form=prompt.form)
 
@@ -291,8 +291,8 @@ class Runner:
         for index, prompt in enumerate(prompts):
             one = params[index]
             try:
-                if prompt.pictures:
-                    raise ValueError("Pictures have no embeddings here: give text.")
+                if prompt.images:
+                    raise ValueError("Images have no embeddings here: give text.")
                 if prompt.second_text is None:
                     token_ids, _ = self.text.token_ids(prompt, 0, generates=False, truncate_prompt_tokens=keep)
                 else:

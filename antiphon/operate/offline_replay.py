@@ -28,8 +28,8 @@ def replay(content: RecordedContent, model: str) -> dict[str, Any]:
 
 def _check(content: RecordedContent) -> None:
     params = content.params
-    if content.num_pictures:
-        raise SettingsError("the request has pictures, whose files are not recorded: it cannot run again")
+    if content.num_images:
+        raise SettingsError("the request has images, whose files are not recorded: it cannot run again")
     reasons = {
         "an adapter": bool(content.adapter_version),
         "a beam search": params.beam is not None,

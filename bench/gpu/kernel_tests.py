@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 _OF_WORKERS = (
-    "adapters", "beams", "latent_attention", "lookahead", "own_cache", "parity", "pictures", "pooling",
+    "adapters", "beams", "latent_attention", "lookahead", "own_cache", "parity", "images", "pooling",
     "prompt_adapters", "prompt_logprobs", "text_parts", "transformers_model", "triton_adapters", "triton_worker",
     "whole_text",
 )  # fmt: skip

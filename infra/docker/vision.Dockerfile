@@ -1,4 +1,4 @@
-# The image service: decodes pictures and runs the model's vision encoder.
+# The image service: decodes images and runs the model's vision encoder.
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from services.engine.adapter_actor import AdapterActor
 from services.engine.admission import Admission, StepLoop
 from services.engine.core.request import Outcome
-from services.engine.pictures import PictureLoader
+from services.engine.images import ImageLoader
 from services.engine.publisher import Publisher
 from services.engine.records.sequences import SequenceRecords
 from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, core_id, of_core
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 class EngineActor(Actor):
     """The actor of one engine: its sequences, and the gateways that own them.
 
-    `adapters`, `pictures`: see `Admission`. `report` must be called on the event loop.
+    `adapters`, `images`: see `Admission`. `report` must be called on the event loop.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class EngineActor(Actor):
         loop: StepLoop,
         *,
         adapters: AdapterActor | None = None,
-        pictures: PictureLoader | None = None,
+        images: ImageLoader | None = None,
     ) -> None:
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
         self.records = SequenceRecords(host.clock, loop.record)
         self.publisher = Publisher(host)
         self._admission = Admission(
-            host, loop, self.sequences, self.records, adapters=adapters, pictures=pictures, refused=self._refuse
+            host, loop, self.sequences, self.records, adapters=adapters, images=images, refused=self._refuse
         )
         self._host = host
         self._abort = loop.abort

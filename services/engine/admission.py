@@ -1,6 +1,6 @@
 """Admits sequences to an engine: decides whether a submit may run, and passes it to the step loop.
 
-A sequence with pictures is passed on when their embeddings have been read. Called by the actor, on the event loop.
+A sequence with images is passed on when their embeddings have been read. Called by the actor, on the event loop.
 """
 
 import functools
@@ -11,10 +11,10 @@ import msgspec
 
 from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
 from services.engine.adapters.delta import LoadedAdapter
-from services.engine.core.plan import PlacedPicture
+from services.engine.core.plan import PlacedImage
 from services.engine.core.request import SequenceSpec, with_adapter
 from services.engine.grammar_gate import LoadAdapter
-from services.engine.pictures import PictureLoader
+from services.engine.images import ImageLoader
 from services.engine.records.sequences import SequenceRecords
 from services.engine.sequence_table import SequenceTable, core_id, of_core
 from shared.actors.host import Host
@@ -43,8 +43,8 @@ class StepLoop:
 class Admission:
     """The admission to one engine.
 
-    `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the embeddings of
-    pictures; None: the engine accepts text only. `refused` is called for a sequence whose pictures cannot be read.
+    `adapters` finds the adapters of sequences; None: the engine serves none. `images` reads the embeddings of
+    images; None: the engine accepts text only. `refused` is called for a sequence whose images cannot be read.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Admission:
         records: SequenceRecords,
         *,
         adapters: AdapterActor | None,
-        pictures: PictureLoader | None,
+        images: ImageLoader | None,
         refused: Callable[[str, ServiceError], Awaitable[None]],
     ) -> None:
         self._host, self._loop, self._sequences, self._records = host, loop, sequences, records
-        self._adapters, self._pictures, self._refused = adapters, pictures, refused
+        self._adapters, self._images, self._refused = adapters, images, refused
         self._arrivals = 0
 
     def submit(self, submit: Submit, *, draining: bool) -> SubmitReply:
@@ -69,7 +69,7 @@ class Admission:
             return self._busy(submit, "draining", "The engine is shutting down.")
         if status == "busy":
             return self._busy(submit, "server_is_overloaded", "The engine's queue is full.")
-        if status == "accepted" and submit.pictures and (refused := self._reserve_pictures(submit)) is not None:
+        if status == "accepted" and submit.images and (refused := self._reserve_images(submit)) is not None:
             return refused
         if status == "accepted":
             try:
@@ -98,7 +98,7 @@ class Admission:
         self._sequences.register(submit, len(spec.output_token_ids), now)
         self._records.submitted(spec.sequence_id, submit, len(spec.prompt_token_ids))
         load = None if adapter is None or isinstance(adapter, LoadedAdapter) else adapter
-        if submit.pictures:
+        if submit.images:
             self._start_loading(spec, submit, load)
         else:
             self._loop.add(spec, load)
@@ -129,31 +129,31 @@ class Admission:
             raise ServiceError("unsupported_parameter", message, param="model")
         return self._adapters.adapter(submit.adapter, submit.adapter_version)
 
-    # --- pictures ---
+    # --- images ---
 
-    def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
-        """Returns the refusal if the engine does not accept pictures or has no memory for them now; else None."""
-        if self._pictures is None:
+    def _reserve_images(self, submit: Submit) -> SubmitReply | None:
+        """Returns the refusal if the engine does not accept images or has no memory for them now; else None."""
+        if self._images is None:
             message = "This engine takes text only: start it with --enable-mm."
             return self._reply(submit, "invalid", ServiceError("unsupported_parameter", message))
         try:
-            self._pictures.reserve(core_id(submit.sequence_id, submit.attempt), submit.pictures, self._is_live)
+            self._images.reserve(core_id(submit.sequence_id, submit.attempt), submit.images, self._is_live)
         except ServiceError as full:
             return self._reply(submit, "busy", full)
         return None
 
     def _start_loading(self, spec: SequenceSpec, submit: Submit, load_adapter: LoadAdapter | None) -> None:
-        """Starts to read the embeddings of a sequence's pictures.
+        """Starts to read the embeddings of a sequence's images.
 
         Queues the sequence afterwards, unless it has ended meanwhile.
         """
-        assert self._pictures is not None
+        assert self._images is not None
 
-        def loaded(placed: tuple[PlacedPicture, ...]) -> None:
+        def loaded(placed: tuple[PlacedImage, ...]) -> None:
             if self._is_live(spec.sequence_id):
-                self._loop.add(replace(spec, pictures=placed), load_adapter)
+                self._loop.add(replace(spec, images=placed), load_adapter)
 
-        self._pictures.start(submit.pictures, loaded, functools.partial(self._refused, spec.sequence_id))
+        self._images.start(submit.images, loaded, functools.partial(self._refused, spec.sequence_id))
 
     def _is_live(self, core_sequence_id: str) -> bool:
         return self._sequences.is_live(*of_core(core_sequence_id))

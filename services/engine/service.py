@@ -11,7 +11,7 @@ from services.engine.adapter_actor import AdapterActor
 from services.engine.admission import StepLoop
 from services.engine.canary.canary import WrongResultError
 from services.engine.engine import Engine, MakeWorker
-from services.engine.pictures import PictureLoader
+from services.engine.images import ImageLoader
 from services.engine.self_tests import SelfTests
 from services.engine.steps.loop import Driver, StepReport
 from services.engine.steps.progress import ProgressMonitor
@@ -70,7 +70,7 @@ class EngineService:
             record=self.engine.record,
             exchanges_kv=self.engine.connector is not None,
         )
-        self.actor = EngineActor(host, loop, adapters=self._adapters, pictures=self._make_pictures(host))
+        self.actor = EngineActor(host, loop, adapters=self._adapters, images=self._make_images(host))
         self.actor.also_handles(
             SelfTests(host, self.engine, self.actor.publisher, fault=lambda: self.fault, on_fault=self._on_fault)
         )
@@ -204,8 +204,8 @@ class EngineService:
         kept = (settings.adapters.max_cpu_loras or 0) + (settings.adapters.max_prompt_adapters or 0)
         return AdapterActor(host, library, model_name(settings), modules, kept, settings.adapters.lora_root)
 
-    def _make_pictures(self, host: Host) -> PictureLoader | None:
-        return PictureLoader(host, model_name(self._settings)) if self.engine.facts.takes_pictures else None
+    def _make_images(self, host: Host) -> ImageLoader | None:
+        return ImageLoader(host, model_name(self._settings)) if self.engine.facts.takes_images else None
 
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()
@@ -229,7 +229,7 @@ class EngineService:
             histograms=self.actor.records.times.histograms(),
             role=settings.kv_transfer.role,
             kv_address=self.engine.connector.address if self.engine.connector is not None else "",
-            takes_pictures=facts.takes_pictures,
+            takes_images=facts.takes_images,
             golden_digest="" if canary is None else canary.golden.digest,
             canary_runs=0 if canary is None else canary.num_runs,
             batch_invariant=not facts.variant_because,

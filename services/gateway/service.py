@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from services.gateway.app import create_app
-from services.gateway.edge.access.kept_pictures import KeptPictures
+from services.gateway.edge.access.kept_images import KeptImages
 from services.gateway.edge.access.key_file import KeyFile
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.access.quotas import Quotas
@@ -58,7 +58,7 @@ class GatewayService:
         self._actor.add_guests([timeline])
         if self._settings.stream_store != "off":
             storage = "file" if self._settings.stream_store == "file" else "memory"
-            self._actor.guests.offer(KeptPictures(GatewayLogs(host, storage, self._num_living)))
+            self._actor.guests.offer(KeptImages(GatewayLogs(host, storage, self._num_living)))
         make_guests(self._actor, self._settings)
         listener = listen(self._settings)
         await self._actor.listen()

@@ -17,7 +17,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.parameters.context import check_context, check_text_size, fitted, num_bytes
-from shared.request.pictures import with_picture_texts, with_pictures
+from shared.request.images import with_image_texts, with_images
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec, EncodedPair
 from shared.text.templates.turns import known_ids
@@ -78,8 +78,8 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     special = request.add_special_tokens
     if request.second_prompts:
         return _pairs(codec, request)
-    if request.pictures:
-        texts = (with_picture_texts(texts[0], request.pictures),)
+    if request.images:
+        texts = (with_image_texts(texts[0], request.images),)
     if request.suffix:
         encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
     else:
@@ -104,7 +104,7 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
 def _fitted(request: TokenizeRequest, index: int, token_ids: list[int]) -> tuple[list[int], tuple[int, ...]]:
     """Returns a prompt cut, and with its images in their places. Raises ServiceError('context_length_exceeded')."""
     room = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
-    place = partial(with_pictures, pictures=request.pictures) if request.pictures else None
+    place = partial(with_images, images=request.images) if request.images else None
     return fitted(token_ids, *room, prompt_name(request, index), generates=request.generates, place=place)
 
 
@@ -152,7 +152,7 @@ def _tokenized(
 ) -> TokenizedPrompt:
     packed, hashes = pack_ids(token_ids), b""
     if request.block_size > 0:
-        pictures = tuple(zip(starts, (picture.key for picture in request.pictures), strict=True))
-        hashes = chain_hashes(packed, request.block_size, request.cache_salt, pictures)
+        images = tuple(zip(starts, (image.key for image in request.images), strict=True))
+        hashes = chain_hashes(packed, request.block_size, request.cache_salt, images)
     texts = tuple(map(codec.vocabulary_text, token_ids)) if request.return_tokens else ()
-    return TokenizedPrompt(token_ids=packed, block_hashes=hashes, tokens=texts, tail=tail, picture_starts=starts)
+    return TokenizedPrompt(token_ids=packed, block_hashes=hashes, tokens=texts, tail=tail, image_starts=starts)

@@ -14,16 +14,16 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from services.vision.encoder import EncodedPicture, VisionEncoder
+from services.vision.encoder import EncodedImage, VisionEncoder
 from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
 from shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
 from shared.actors.host import Host
-from shared.actors.picture_parts import part_of, read_parts
+from shared.actors.image_parts import part_of, read_parts
 from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import encode
 from shared.errors import ServiceError
-from shared.messages import EncodePicture, PictureEncoded, PictureFile, PicturePart, ReadEmbeddings, ReadPicture
+from shared.messages import EncodeImage, ImageEncoded, ImageFile, ImagePart, ReadEmbeddings, ReadImage
 from shared.structures.byte_cache import ByteCache
 from shared.subjects import VISION_QUEUE
 
@@ -38,11 +38,11 @@ class VisionActor(Actor):
     def __init__(self, host: Host, encoder: VisionEncoder, model: str) -> None:
         super().__init__(f"vision {host.id}", host.transport)
         self.num_requests = self.num_hits = self.num_tokens = 0
-        self.cache = ByteCache[EncodedPicture](limits.VISION_CACHE_BYTES)
+        self.cache = ByteCache[EncodedImage](limits.VISION_CACHE_BYTES)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the exception of the first job that found a broken invariant."""
         self._host, self._encoder, self._model = host, encoder, model
-        self._jobs: dict[bytes, asyncio.Task[EncodedPicture]] = {}
+        self._jobs: dict[bytes, asyncio.Task[EncodedImage]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         self._room, self._files = FairRoom(limits.VISION_JOBS_MAX), FairPlaces(limits.VISION_FILES_MAX)
         self._thread = ThreadPoolExecutor(1, "vision")
@@ -51,16 +51,16 @@ class VisionActor(Actor):
         """Subscribes to the model's queue group, and to the replica's own subject."""
         subjects = self._host.subjects
         own = subjects.vision_direct(self._host.id, self._host.instance_id)
-        await self.bind(subjects.vision(self._model), EncodePicture, queue=VISION_QUEUE)
-        await self.bind(own, EncodePicture, ReadEmbeddings)
+        await self.bind(subjects.vision(self._model), EncodeImage, queue=VISION_QUEUE)
+        await self.bind(own, EncodeImage, ReadEmbeddings)
 
-    @handles(EncodePicture)
-    def on_encode(self, envelope: Envelope[EncodePicture]) -> PictureEncoded | None:
+    @handles(EncodeImage)
+    def on_encode(self, envelope: Envelope[EncodeImage]) -> ImageEncoded | None:
         """Returns the image's tokens and embeddings' key for a prompt; None if a job sends the answer."""
         message = envelope.message
         file, client = message.file, message.client
         if not 0 < file.size <= limits.IMAGE_BYTES_MAX:
-            raise ServiceError("request_too_large", f"The picture has more than {limits.IMAGE_BYTES_MAX} bytes.")
+            raise ServiceError("request_too_large", f"The image has more than {limits.IMAGE_BYTES_MAX} bytes.")
         key = self._key(file.digest)
         found = self.cache.get(key)
         self.num_requests += 1
@@ -69,7 +69,7 @@ class VisionActor(Actor):
             return self._described(key, found)
         job = self._jobs.get(file.digest)
         if len(self._waiting) >= WAITING_MAX or (job is None and not self._room.take(client, 1)):
-            reason = "The image service has too many pictures."
+            reason = "The image service has too many images."
             raise ServiceError("server_is_overloaded", reason, retry_after_s=RETRY_AFTER_S)
         if job is None:
             job = self._jobs[file.digest] = asyncio.create_task(self._encoded(file, key, client))
@@ -79,7 +79,7 @@ class VisionActor(Actor):
         return None
 
     @handles(ReadEmbeddings)
-    def on_read(self, envelope: Envelope[ReadEmbeddings]) -> PicturePart:
+    def on_read(self, envelope: Envelope[ReadEmbeddings]) -> ImagePart:
         """Returns a part of embeddings. Raises ServiceError('not_found') if they are not in the cache."""
         message = envelope.message
         found = self.cache.get(message.key)
@@ -99,22 +99,22 @@ class VisionActor(Actor):
             task.cancel()
         self._thread.shutdown(wait=False)
 
-    async def _encoded(self, file: PictureFile, key: bytes, client: str) -> EncodedPicture:
+    async def _encoded(self, file: ImageFile, key: bytes, client: str) -> EncodedImage:
         async with self._files.take(client, wait_s=limits.IMAGE_ENCODE_S):
             try:
                 data = await read_parts(
-                    self.transport, file.source, lambda offset: ReadPicture(file.digest, offset), file.size
+                    self.transport, file.source, lambda offset: ReadImage(file.digest, offset), file.size
                 )
             except (NoRespondersError, RequestTimeoutError):
-                raise ServiceError("timeout", "The gateway that has the picture does not answer.") from None
+                raise ServiceError("timeout", "The gateway that has the image does not answer.") from None
             if hashlib.sha256(data).digest() != file.digest:
-                raise ServiceError("engine_failure", "The picture was damaged on its way to the image service.")
+                raise ServiceError("engine_failure", "The image was damaged on its way to the image service.")
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode_file, data)
         self.num_tokens += found.num_tokens
         self.cache.put(key, found, len(found.embeddings))
         return found
 
-    async def _answer(self, reply: str, key: bytes, job: "asyncio.Task[EncodedPicture]") -> None:
+    async def _answer(self, reply: str, key: bytes, job: "asyncio.Task[EncodedImage]") -> None:
         try:
             data = encode(self._described(key, await asyncio.shield(job)))
         except ServiceError as error:
@@ -122,28 +122,28 @@ class VisionActor(Actor):
         except AssertionError:
             raise
         except Exception:
-            log.exception("%s could not encode a picture", self.name)
-            data = encode(error_reply(ServiceError("internal_error", "The picture could not be processed.")))
+            log.exception("%s could not encode an image", self.name)
+            data = encode(error_reply(ServiceError("internal_error", "The image could not be processed.")))
         if reply:
             try:
                 await self.transport.publish(reply, data)
             except ServiceError as error:
                 log.warning("%s could not answer: %s", self.name, error)
 
-    def _described(self, key: bytes, picture: EncodedPicture) -> PictureEncoded:
-        return PictureEncoded(
-            rows=picture.rows,
-            columns=picture.columns,
+    def _described(self, key: bytes, image: EncodedImage) -> ImageEncoded:
+        return ImageEncoded(
+            rows=image.rows,
+            columns=image.columns,
             key=key,
-            num_bytes=len(picture.embeddings),
-            dtype=picture.dtype,
+            num_bytes=len(image.embeddings),
+            dtype=image.dtype,
             token_id=self._encoder.token_id,
             holder_id=self._host.id,
             holder_instance_id=self._host.instance_id,
             place=self._encoder.place,
             text=self._encoder.text,
-            layout=picture.layout,
-            num_pixels=picture.num_pixels,
+            layout=image.layout,
+            num_pixels=image.num_pixels,
         )
 
     def _key(self, digest: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Runs a model's own vision encoder: the processor and the module of transformers, with the checkpoint's weights.
 
-    picture → processor → patches [n, patch width] → encoder → embeddings [tokens, hidden of the decoder]
+    image → processor → patches [n, patch width] → encoder → embeddings [tokens, hidden of the decoder]
 
 `families` has the code specific to model families. The decoder's weights are not read. Called from a thread of the
 service, and by the offline API.
@@ -21,17 +21,17 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from services.vision.families import family_of
-from services.vision.families.family import PictureFamily
-from services.vision.pictures import open_picture
+from services.vision.families.family import ImageFamily
+from services.vision.images import open_image
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.flags import SettingsError
-from shared.models.picture_models import processor_fields
+from shared.models.image_models import processor_fields
 
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPicture:
+class EncodedImage:
     """The embeddings of an image: [rows * columns, hidden] numbers of the type `dtype`, row by row."""
 
     rows: int
@@ -39,9 +39,9 @@ class EncodedPicture:
     embeddings: bytes
     dtype: str
     layout: bytes = b""
-    """See `PictureTokens.layout`."""
+    """See `ImageTokens.layout`."""
     num_pixels: int = 0
-    """Pixels of the picture, before the model's processor has scaled it."""
+    """Pixels of the image, before the model's processor has scaled it."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +66,7 @@ class VisionEncoder:
         self.token_id = self._family.token_id
         """The image token, which marks an image's place in a prompt."""
         self.place, self.text = self._family.place, self._family.text
-        """See `PictureFamily`."""
+        """See `ImageFamily`."""
         told = json.dumps([config.vision_config.to_dict(), fields, str(dtype), device], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(told.encode()).digest()
         """Digest of everything that affects an image's embeddings besides weights and file."""
@@ -75,20 +75,20 @@ class VisionEncoder:
         except Exception as error:  # wrong arguments may lead to any exception
             raise wrong_arguments(error) from error
 
-    def encode_file(self, file: bytes) -> EncodedPicture:
+    def encode_file(self, file: bytes) -> EncodedImage:
         """Returns the embeddings of the image in a file. Raises ServiceError for an invalid file."""
-        return self.encode(open_picture(file))
+        return self.encode(open_image(file))
 
     @torch.inference_mode()
-    def encode(self, picture: Image.Image) -> EncodedPicture:
-        """Returns the embeddings of a picture."""
-        rows, columns, output, layout = self._family.embed(picture, self._device)
+    def encode(self, image: Image.Image) -> EncodedImage:
+        """Returns the embeddings of an image."""
+        rows, columns, output, layout = self._family.embed(image, self._device)
         assert len(output) == rows * columns, (output.shape, rows, columns)
         assert not layout or layout.count(self.token_id) == len(output), (output.shape, layout)
         numbers = output.to("cpu").contiguous()
         data = numbers.view(torch.uint8).numpy().tobytes()
-        pixels = picture.width * picture.height
-        return EncodedPicture(
+        pixels = image.width * image.height
+        return EncodedImage(
             rows=rows,
             columns=columns,
             embeddings=data,
@@ -144,10 +144,10 @@ def processor_arguments(directory: Path, config: Any, kwargs: Mapping[str, Any])
 
 def wrong_arguments(error: Exception) -> SettingsError:
     """Returns the error for arguments of the image processor with which it fails."""
-    return SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}")
+    return SettingsError(f"--mm-processor-kwargs: no image can be processed with them: {error}")
 
 
-def _checked(kwargs: Mapping[str, Any], kind: type[PictureFamily], processor: Any) -> dict[str, Any]:
+def _checked(kwargs: Mapping[str, Any], kind: type[ImageFamily], processor: Any) -> dict[str, Any]:
     known = {*processor.valid_kwargs.__annotations__, "size", "resample", "do_resize", "do_rescale"}
     known |= {"do_normalize", "image_mean", "image_std", "rescale_factor"}
     for name in kwargs:

@@ -1,10 +1,10 @@
 """Predicts the memory of an image service without reading weights. Called by `antiphon plan` and `doctor`.
 
     weights    those of the encoder, counted with tensors that have a shape and no memory
-    reading    a file becomes pixels: the decoded picture, its copies, and the processor's arrays
-    encoding   the activations of one layer for the largest picture; the layers use the same memory in turn
+    reading    a file becomes pixels: the decoded image, its copies, and the processor's arrays
+    encoding   the activations of one layer for the largest image; the layers use the same memory in turn
 
-A service encodes one picture at a time, and has the file of a second one meanwhile. How many rows of numbers a layer
+A service encodes one image at a time, and has the file of a second one meanwhile. How many rows of numbers a layer
 keeps for each patch at its peak follows from the modules of transformers (`_layer_bytes`).
 """
 
@@ -18,15 +18,15 @@ from transformers import AutoConfig
 
 from services.vision.encoder import encoder_dtype, processor_arguments, wrong_arguments
 from services.vision.families import family_of
-from services.vision.families.family import PictureFamily
+from services.vision.families.family import ImageFamily
 from shared import limits
 from shared.flags import SettingsError
-from shared.models.picture_models import check_takes_pictures, read_model_fields
+from shared.models.image_models import check_takes_images, read_model_fields
 
 _COLOURS = 3
 _READING_BYTES, _KEPT_BYTES = 15, 4
-"""Bytes for each pixel of the file. While the picture is made smaller, which needs more than decoding: two copies with
-4 bytes a pixel, two with 3, and a margin. Then, until the picture is encoded: one copy with 4 bytes a pixel."""
+"""Bytes for each pixel of the file. While the image is made smaller, which needs more than decoding: two copies with
+4 bytes a pixel, two with 3, and a margin. Then, until the image is encoded: one copy with 4 bytes a pixel."""
 _SCALING_BYTES, _SCALED_BYTES = 20, 4
 """Bytes for each colour of each pixel that the encoder sees. While the processor scales the pixels: two copies in
 float64 and one in float32. Then: one copy in float32."""
@@ -38,10 +38,10 @@ own."""
 
 @dataclass(frozen=True, slots=True)
 class VisionNeeds:
-    """What one image service needs, in bytes. `weights`, and `step` for one picture: memory of the service's device.
+    """What one image service needs, in bytes. `weights`, and `step` for one image: memory of the service's device.
 
-    `reading`: main memory in which a picture is decoded and processed. On a CPU this is the same memory, so `step` is
-    the larger of the needs of reading and encoding. `kept`: main memory for the embeddings of the last pictures.
+    `reading`: main memory in which an image is decoded and processed. On a CPU this is the same memory, so `step` is
+    the larger of the needs of reading and encoding. `kept`: main memory for the embeddings of the last images.
     """
 
     weights: int
@@ -51,11 +51,11 @@ class VisionNeeds:
 
 
 def vision_needs(directory: Path, processor_kwargs: Mapping[str, Any], device: str) -> VisionNeeds:
-    """Returns what a service on a device, `cpu` or `cuda`, needs for a picture of the largest size.
+    """Returns what a service on a device, `cpu` or `cuda`, needs for an image of the largest size.
 
     Only the model's small files are read. Raises SettingsError for a model without image input.
     """
-    check_takes_pictures(read_model_fields(directory))
+    check_takes_images(read_model_fields(directory))
     config: Any = AutoConfig.from_pretrained(directory)
     fields, dtype = processor_arguments(directory, config, processor_kwargs), encoder_dtype(config, device)
     try:
@@ -80,12 +80,12 @@ def vision_needs(directory: Path, processor_kwargs: Mapping[str, Any], device: s
 
 
 def _values(vision: Any, patches: int) -> int:
-    """Returns how many numbers the encoder gets for a picture with this number of patches."""
+    """Returns how many numbers the encoder gets for an image with this number of patches."""
     side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
     return patches * side * side * _COLOURS * getattr(vision, "temporal_patch_size", 1)
 
 
-def _layer_bytes(family: PictureFamily, vision: Any) -> int:
+def _layer_bytes(family: ImageFamily, vision: Any) -> int:
     """Returns the bytes for each patch at the peak of a layer, or of the projection after the layers if that is more.
 
     The encoder's input stays until its end, and a layer's input until the layer's end. Attention adds the norm,

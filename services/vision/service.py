@@ -7,8 +7,8 @@ from services.vision.encoder import VisionEncoder, load_encoder
 from shared.actors.host import Host
 from shared.config import VisionSettings
 from shared.messages import ServiceName, VisionStatus
+from shared.models.image_models import check_image_files, processor_kwargs
 from shared.models.model_files import located, model_directory, model_name
-from shared.models.picture_models import check_picture_files, processor_kwargs
 
 
 class VisionService:
@@ -20,7 +20,7 @@ class VisionService:
         self._settings = located(settings)
         self._directory = model_directory(self._settings)
         self._kwargs = processor_kwargs(settings.mm_processor_kwargs)
-        check_picture_files(self._directory)
+        check_image_files(self._directory)
         self._actor: VisionActor | None = None
 
     async def start(self, host: Host) -> None:

@@ -11,7 +11,7 @@
 | `standby`       | a process that waits to become a service                                       |
 | `imports`       | imports without garbage collections in between                                 |
 | `fair_work`     | work that clients wait for: they take turns, and none fills the queue          |
-| `picture_parts` | reads images and embeddings part by part from the process that has them        |
+| `image_parts` | reads images and embeddings part by part from the process that has them        |
 
 Actors send over the interface `shared.bus.transport`. Only `service` makes a connection to NATS.
 """

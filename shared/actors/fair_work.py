@@ -1,6 +1,6 @@
 """Work of a service that clients wait for: clients take turns, and none of them can fill the queue.
 
-Used by tokenizers for long texts, by image services for pictures, and by gateways for bodies and the preparation of
+Used by tokenizers for long texts, by image services for images, and by gateways for bodies and the preparation of
 requests. The service decides what a task is; this module says whether one more may wait (`FairRoom`, or `Shares` for
 what takes memory), and which one is next (`FairPlaces`).
 """

@@ -57,7 +57,7 @@ def stream_journals(subjects: Subjects, storage: Storage) -> LogConfig:
 
 
 def responses(subjects: Subjects, storage: Storage) -> LogConfig:
-    """Finished responses, and the pictures of responses and streams."""
+    """Finished responses, and the images of responses and streams."""
     return LogConfig(
         name=bucket_name(subjects.namespace, "responses"),
         subject=subjects.response("*"),

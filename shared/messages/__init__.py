@@ -91,12 +91,12 @@ from shared.messages.tokenizer import (
 )
 from shared.messages.versions import ChangeModel, ModelsChanged
 from shared.messages.vision import (
-    EncodePicture,
-    PictureEncoded,
-    PictureFile,
-    PicturePart,
-    PictureTokens,
-    PromptPicture,
+    EncodeImage,
+    ImageEncoded,
+    ImageFile,
+    ImagePart,
+    ImageTokens,
+    PromptImage,
     ReadEmbeddings,
-    ReadPicture,
+    ReadImage,
 )

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from shared.messages.base import FinishReason, Message, Part, SequenceRef
-from shared.messages.vision import PromptPicture
+from shared.messages.vision import PromptImage
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
 
@@ -68,8 +68,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Hash of the adapter's files. `cache_salt` is then the result of `blocks.adapter_salt`. An engine that does not
     have this version answers `busy` while it reads the desired state of the model's adapters.
     """
-    pictures: tuple[PromptPicture, ...] = ()
-    """The pictures of the prompt, in order. The engine reads their embeddings before it queues the sequence."""
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, in order. The engine reads their embeddings before it queues the sequence."""
     idle_s: float = 0.0
     """Seconds for which the sequence is in the idle lane, in which sequences outside the lane preempt it. 0: it is not
     in the lane."""

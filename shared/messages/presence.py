@@ -79,7 +79,7 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     adapters_revision: int = -1
     """Revision of the desired state of the adapters that the engine follows (`shared.deployment.adapter_state`);
     0: there is none, -1: the engine serves no adapters."""
-    takes_pictures: bool = False
+    takes_images: bool = False
     """Whether prompts may contain images."""
     content: str = ""
     """Hash of the weights, their quantization and the compute data type. Only engines with equal hashes exchange KV."""

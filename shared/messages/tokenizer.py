@@ -1,7 +1,7 @@
 """Messages to and from the tokenizers of a model. See the package."""
 
 from shared.messages.base import Message, Part
-from shared.messages.vision import PictureTokens
+from shared.messages.vision import ImageTokens
 from shared.parameters.grammar import Grammar
 
 
@@ -60,7 +60,7 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True, kw_only=T
     """Whether the context must have room for output. False for embeddings: the prompt may fill the whole context."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
-    pictures: tuple[PictureTokens, ...] = ()
+    images: tuple[ImageTokens, ...] = ()
     """The images of the conversation, in order. Each image token is repeated as often as the image needs."""
     second_prompts: tuple[str, ...] = ()
     """For each of `prompts`, the second text of a pair; both texts become one prompt. Empty: there are no pairs."""
@@ -81,8 +81,8 @@ class TokenizedPrompt(Part, frozen=True, array_like=True, kw_only=True):
     tokens: tuple[str, ...] = ()
     tail: str = ""
     """The last `limits.PROMPT_TAIL_CHARS` characters of a rendered conversation; empty for other prompts."""
-    picture_starts: tuple[int, ...] = ()
-    """Index of the first token of each picture."""
+    image_starts: tuple[int, ...] = ()
+    """Index of the first token of each image."""
     num_first_tokens: int = 0
     """For a pair of texts: see `PoolingParams`."""
 

@@ -8,27 +8,27 @@ embeddings are read in parts, so that each fits into a bus message.
 from shared.messages.base import Message, Part
 
 
-class PictureFile(Part, frozen=True, array_like=True):
-    """The file of a picture. `digest`: its SHA-256; `size`: bytes; `source`: subject of the gateway that has it."""
+class ImageFile(Part, frozen=True, array_like=True):
+    """The file of an image. `digest`: its SHA-256; `size`: bytes; `source`: subject of the gateway that has it."""
 
     digest: bytes
     size: int
     source: str
 
 
-class EncodePicture(Message, frozen=True, array_like=True, tag=True):
-    """Makes an image service compute an image's embeddings unless it already has them. Answered by `PictureEncoded`."""
+class EncodeImage(Message, frozen=True, array_like=True, tag=True):
+    """Makes an image service compute an image's embeddings unless it already has them. Answered by `ImageEncoded`."""
 
     model: str
-    file: PictureFile
+    file: ImageFile
     client: str = ""
-    """The client whose request has the picture. Clients take turns."""
+    """The client whose request has the image. Clients take turns."""
 
 
-class PictureEncoded(Message, frozen=True, array_like=True, tag=True, kw_only=True):
-    """The reply to `EncodePicture`: the picture has `rows` times `columns` embeddings, row by row.
+class ImageEncoded(Message, frozen=True, array_like=True, tag=True, kw_only=True):
+    """The reply to `EncodeImage`: the image has `rows` times `columns` embeddings, row by row.
 
-    The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, width], see `PlacedPicture`. The
+    The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, width], see `PlacedImage`. The
     replica `holder_id` has them, and may evict them.
     """
 
@@ -43,44 +43,44 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True, kw_only=Tr
     holder_id: str
     holder_instance_id: str
     place: str = ""
-    """Placeholder text of an image in a prompt, if it is not the image token; see `PictureTokens.text`."""
+    """Placeholder text of an image in a prompt, if it is not the image token; see `ImageTokens.text`."""
     text: str = ""
     layout: bytes = b""
-    """The image's packed token ids, if there are other tokens between those with embeddings (`PictureTokens.layout`).
+    """The image's packed token ids, if there are other tokens between those with embeddings (`ImageTokens.layout`).
     """
     num_pixels: int = 0
-    """Pixels of the decoded picture."""
+    """Pixels of the decoded image."""
 
 
-class ReadPicture(Message, frozen=True, array_like=True, tag=True):
-    """Asks a gateway for the part of a file that begins at `offset`, bytes. Answered by `PicturePart`."""
+class ReadImage(Message, frozen=True, array_like=True, tag=True):
+    """Asks a gateway for the part of a file that begins at `offset`, bytes. Answered by `ImagePart`."""
 
     digest: bytes
     offset: int
 
 
 class ReadEmbeddings(Message, frozen=True, array_like=True, tag=True):
-    """Asks an image service for the part of embeddings that begins at `offset`, bytes. Answered by `PicturePart`."""
+    """Asks an image service for the part of embeddings that begins at `offset`, bytes. Answered by `ImagePart`."""
 
     key: bytes
     offset: int
 
 
-class PicturePart(Message, frozen=True, array_like=True, tag=True):
+class ImagePart(Message, frozen=True, array_like=True, tag=True):
     """A part of a file or of embeddings: at most `limits.IMAGE_PART_BYTES` from the offset on, up to the end."""
 
     data: bytes
 
 
-class PromptPicture(Part, frozen=True, array_like=True):
-    """An image in a prompt: the index of its first token, the reply to `EncodePicture`, and the image's file."""
+class PromptImage(Part, frozen=True, array_like=True):
+    """An image in a prompt: the index of its first token, the reply to `EncodeImage`, and the image's file."""
 
     start: int
-    encoded: PictureEncoded
-    file: PictureFile
+    encoded: ImageEncoded
+    file: ImageFile
 
 
-class PictureTokens(Part, frozen=True, array_like=True, kw_only=True):
+class ImageTokens(Part, frozen=True, array_like=True, kw_only=True):
     """The description of an image for a tokenizer: the image token in the text, and the number of its repetitions."""
 
     token_id: int

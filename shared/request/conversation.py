@@ -9,7 +9,7 @@ from shared import codec, limits
 from shared.errors import ServiceError
 from shared.messages import ChatMessage
 from shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
-from shared.request.pictures import ImageUrl, TakePicture
+from shared.request.images import ImageUrl, TakeImage
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -21,10 +21,10 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class NamedPart(ContentPart, kw_only=True):
-    """A part of the type `image_url` that is made from a picture of another API's request.
+    """A part of the type `image_url` that is made from an image of another API's request.
 
-    Errors name the picture as that API does. `path`: path of the part in the request; `field`: path of the member that
-    has the picture, within the part; "" if the part itself is the picture.
+    Errors name the image as that API does. `path`: path of the part in the request; `field`: path of the member that
+    has the image, within the part; "" if the part itself is the image.
     """
 
     type: str = "image_url"
@@ -33,12 +33,12 @@ class NamedPart(ContentPart, kw_only=True):
 
     @property
     def param(self) -> str:
-        """Path of the picture in the request, for errors."""
+        """Path of the image in the request, for errors."""
         return f"{self.path}.{self.field}" if self.field else self.path
 
     @property
     def type_param(self) -> str:
-        """Path of the field that says that the part is a picture, for errors."""
+        """Path of the field that says that the part is an image, for errors."""
         return f"{self.path}.type" if self.field else self.path
 
 
@@ -81,19 +81,19 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-_NO_PICTURES = (
-    "Pictures are taken only by a server that was started with --enable-mm and a model that has a vision encoder, such "
+_NO_IMAGES = (
+    "Images are taken only by a server that was started with --enable-mm and a model that has a vision encoder, such "
     "as Qwen2-VL."
 )
 _ONLY_ASSISTANT = ("tool_calls", "function_call", "reasoning", "reasoning_content")
 
 
 def messages(
-    turns: Sequence[Turn] | None, vocab_size: int, take_picture: TakePicture | None = None
+    turns: Sequence[Turn] | None, vocab_size: int, take_image: TakeImage | None = None
 ) -> tuple[ChatMessage, ...]:
     """Returns the messages for the chat template. Raises ServiceError that names the wrong message and field.
 
-    `take_picture` is called with each image of the messages, in order; None: images are not allowed.
+    `take_image` is called with each image of the messages, in order; None: images are not allowed.
     """
     if turns is None:
         missing("messages")
@@ -102,7 +102,7 @@ def messages(
     found: list[ChatMessage] = []
     functions: dict[str, str] = {}
     for number, turn in enumerate(turns):
-        found.append(_message(turn, f"messages[{number}]", vocab_size, functions, take_picture))
+        found.append(_message(turn, f"messages[{number}]", vocab_size, functions, take_image))
         for call in turn.tool_calls or ():
             if call.id and call.function:
                 functions[call.id] = call.function.name
@@ -113,14 +113,14 @@ def check_continuable(final: Turn, number: int) -> None:
     """Raises ServiceError if the output cannot continue this message, the last one of a conversation."""
     if final.tool_calls or final.function_call is not None:
         refuse(f"messages[{number}]", "cannot be continued ('continue_final_message'): it ends with calls of tools")
-    if isinstance(final.content, list) and any(_is_picture(part) for part in final.content):
-        refuse(f"messages[{number}]", "cannot be continued ('continue_final_message'): it has pictures")
+    if isinstance(final.content, list) and any(_is_image(part) for part in final.content):
+        refuse(f"messages[{number}]", "cannot be continued ('continue_final_message'): it has images")
     if not final.content:
         refuse(f"messages[{number}].content", "must not be empty when 'continue_final_message' is true")
 
 
 def _message(
-    turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str], take_picture: TakePicture | None
+    turn: Turn, path: str, vocab_size: int, functions: Mapping[str, str], take_image: TakeImage | None
 ) -> ChatMessage:
     """Returns one message. `functions`: the names of the functions of earlier calls, by the calls' ids."""
     role = _ROLES.get(turn.role)
@@ -150,8 +150,8 @@ def _message(
             token_ids=_token_ids(content, f"{path}.content", vocab_size),
             fields=packed,
         )
-    if take_picture is not None and any(map(_is_picture, content)):
-        parts = [_template_part(part, f"{path}.content[{place}]", take_picture) for place, part in enumerate(content)]
+    if take_image is not None and any(map(_is_image, content)):
+        parts = [_template_part(part, f"{path}.content[{place}]", take_image) for place, part in enumerate(content)]
         return ChatMessage(role=role, content="", name=name, fields=msgspec.json.encode({**fields, "content": parts}))
     return ChatMessage(role=role, content=_text(content, f"{path}.content"), name=name, fields=packed)
 
@@ -225,16 +225,16 @@ def _token_ids(content: Sequence[int | ContentPart], path: str, vocab_size: int)
     return codec.pack_ids(ids)
 
 
-def _is_picture(part: int | ContentPart) -> bool:
+def _is_image(part: int | ContentPart) -> bool:
     return isinstance(part, ContentPart) and part.type == "image_url"
 
 
-def _template_part(part: int | ContentPart, path: str, take_picture: TakePicture) -> dict[str, Any]:
+def _template_part(part: int | ContentPart, path: str, take_image: TakeImage) -> dict[str, Any]:
     """Returns a part of a message with images, in the form that chat templates expect."""
-    if not _is_picture(part):
+    if not _is_image(part):
         return {"type": "text", "text": _part(part, path)}
     assert isinstance(part, ContentPart)
-    take_picture(part.image_url, part.param if isinstance(part, NamedPart) else f"{path}.image_url")
+    take_image(part.image_url, part.param if isinstance(part, NamedPart) else f"{path}.image_url")
     return {"type": "image"}
 
 
@@ -247,7 +247,7 @@ def _part(part: Any, path: str) -> str:
         refuse(path, "must not mix token ids and content parts")
     if part.type == "image_url":
         param = part.type_param if isinstance(part, NamedPart) else f"{path}.type"
-        raise ServiceError("unsupported_parameter", f"'{param}': {_NO_PICTURES}", param=param)
+        raise ServiceError("unsupported_parameter", f"'{param}': {_NO_IMAGES}", param=param)
     if part.type != "text":
         unsupported(f"{path}.type", f"Content of type '{part.type}' is")
     if part.text is None:

@@ -1,4 +1,4 @@
-"""Data URLs of pictures, as clients send them. Imports nothing else, so that the command line starts fast."""
+"""Data URLs of images, as clients send them. Imports nothing else, so that the command line starts fast."""
 
 import base64
 

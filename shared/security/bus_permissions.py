@@ -92,7 +92,7 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.gateway_tokens(member, "*"),
             subjects.gateway_control(member, "*"),
             subjects.gateway_peers(member, "*"),
-            subjects.gateway_pictures(member, "*"),
+            subjects.gateway_images(member, "*"),
             subjects.all_adapters(),
             subjects.models(),
             subjects.ended(),
@@ -155,7 +155,7 @@ def _detokenizer(subjects: Subjects, member: str) -> Permissions:
 
 def _vision(subjects: Subjects, member: str) -> Permissions:
     return Permissions(
-        publish=(subjects.gateway_pictures("*", "*"), *_own_publish("vision", subjects, member)),
+        publish=(subjects.gateway_images("*", "*"), *_own_publish("vision", subjects, member)),
         subscribe=(
             f"{subjects.any_vision()} {VISION_QUEUE}",
             subjects.vision_direct(member, "*"),

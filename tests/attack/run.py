@@ -33,7 +33,7 @@ LIMIT_MIB = 1024.0
 STREAMS = 2
 WARM_S, CALM_S, LOOK_S = 1.0, 3.0, 1.0
 READY_S = 30.0
-ALONE = ("poison-batch", "large-pictures")
+ALONE = ("poison-batch", "large-images")
 """Attacks of a limited key that are not part of `everything`: by killing processes, on another server."""
 EVERYTHING = Attack(
     "everything", "all attacks of a limited key at once, with one key", BOB, lambda place, rng: Told(),

@@ -32,7 +32,7 @@ class Kind:
 
 
 def vision_model(directory: Path) -> Path:
-    """Writes a small model that takes pictures."""
+    """Writes a small model that takes images."""
     from tests.vision_models import make_vision_model
 
     return make_vision_model(directory)
@@ -42,7 +42,7 @@ KINDS: Mapping[str, Kind] = {
     "keyed": Kind(("--gateways=2", "--record-content-mb=16")),
     "open": Kind(("--engines=2",), keys=False),
     "few-files": Kind(("--gateways=2",), few_files=True),
-    "pictures": Kind(("--enable-mm", "--served-model-name=antiphon-demo"), model=vision_model),
+    "images": Kind(("--enable-mm", "--served-model-name=antiphon-demo"), model=vision_model),
 }
 
 

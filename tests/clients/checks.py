@@ -22,7 +22,7 @@ URL, KEY = os.environ.get("ANTIPHON_URL", ""), os.environ.get("ANTIPHON_KEY", ""
 HOST = URL.removesuffix("/v1")
 SLOW_KEY = "a key with one request a minute"
 MODEL, EYE, THINKER = "antiphon-demo", "eye", "thinker"
-"""The demo model; a random one that takes pictures; one that writes its reasoning first."""
+"""The demo model; a random one that takes images; one that writes its reasoning first."""
 ASK, ANSWER = "What is 12 + 7?", "12 + 7 = 19."
 QUESTION: list[Any] = [{"role": "user", "content": ASK}]
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story"}]
@@ -34,7 +34,7 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 TOOL: Any = {"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": PARAMETERS}}
-PICTURE = (
+IMAGE = (
     "iVBORw0KGgoAAAANSUhEUgAAABwAAAAcCAIAAAD9b0jDAAAAJElEQVR42mM4oaFBdcQwauiooaOGjho6auiooaOGjho6MgwFAOX4Wa7Kt0cTAAAA"
     "AElFTkSuQmCC"
 )

@@ -49,7 +49,7 @@ The requests of the agents, with other prose, are sent again in each `make test`
 `ARGS="-k Codex --agents-model DIR"` runs one agent with another model, which has to call its tools.
 
 An SDK or library makes each of its calls that a server of language models can answer, one after the other, with the
-demo model, one that takes pictures, and one that writes its reasoning first. Each must give what its name says
+demo model, one that takes images, and one that writes its reasoning first. Each must give what its name says
 (`tests/clients/sdks`, `tests/clients/frameworks`). "Answered" are calls that this server refuses on purpose, with a 4xx
 error; [apis.md](apis.md#what-is-not-offered-and-why) says what to use in their place. OpenAI's Python client 3.x is
 part of `make test`.

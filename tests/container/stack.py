@@ -49,13 +49,13 @@ def run(*argv: str, environ: dict[str, str] | None = None, check: bool = True) -
 class Stack:
     """One `docker-compose up` under a project name of its own.
 
-    `files`: files over docker-compose.yml. `pictures`: with the profile of this name. `replicas`: containers of each
+    `files`: files over docker-compose.yml. `images`: with the profile of this name. `replicas`: containers of each
     service.
     """
 
-    def __init__(self, model: Path, *, files: Sequence[str] = (), pictures: bool = False, replicas: int = 2) -> None:
-        names = "-".join([Path(file).stem for file in files] + ["pictures"] * pictures)
-        self.services = (*SERVICES, *["vision"] * pictures)
+    def __init__(self, model: Path, *, files: Sequence[str] = (), images: bool = False, replicas: int = 2) -> None:
+        names = "-".join([Path(file).stem for file in files] + ["images"] * images)
+        self.services = (*SERVICES, *["vision"] * images)
         self._project = f"antiphon-test-{names or 'plain'}-{os.getpid()}"
         self._replicas = replicas
         self._port = free_port()
@@ -64,8 +64,8 @@ class Stack:
             "ENGINE_THREADS": "1",
             "OPENAI_API_KEYS": "",
             "PORT": str(self._port),
-            "MM": str(pictures).lower(),
-            "COMPOSE_PROFILES": "pictures" if pictures else "",
+            "MM": str(images).lower(),
+            "COMPOSE_PROFILES": "images" if images else "",
         }
         self._compose = ("docker-compose",) if shutil.which("docker-compose") else ("docker", "compose")
         self._compose += tuple(word for file in ("docker-compose.yml", *files) for word in ("-f", file))
@@ -131,9 +131,9 @@ class Stack:
 
 
 @contextmanager
-def started(model: Path, *, files: Sequence[str] = (), pictures: bool = False, replicas: int = 2) -> Iterator[Stack]:
+def started(model: Path, *, files: Sequence[str] = (), images: bool = False, replicas: int = 2) -> Iterator[Stack]:
     """A healthy stack that serves the model of a directory (`demo_model`), and is removed at the end."""
-    stack = Stack(model, files=files, pictures=pictures, replicas=replicas)
+    stack = Stack(model, files=files, images=images, replicas=replicas)
     try:
         stack.up()
         stack.wait_until_healthy(HEALTHY_S)

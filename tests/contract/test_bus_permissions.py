@@ -49,7 +49,7 @@ SAMPLES = [
     S.gateway_text("g1", "i"), S.gateway_tokens("g1", "i"), S.gateway_control("g1", "i"), S.gateway_text("g2", "i"),
     S.gateway_peers("g1", "i"), S.gateway_peers("g2", "i"),
     S.heartbeat("gateway", "g1"), S.heartbeat("engine", "e1"), S.heartbeat("engine", "e2"),
-    S.vision("m"), S.vision_direct("v1", "i"), S.gateway_pictures("g1", "i"), S.models(), S.models_control(),
+    S.vision("m"), S.vision_direct("v1", "i"), S.gateway_images("g1", "i"), S.models(), S.models_control(),
     S.heartbeat("vision", "v1"), "$KV.antiphon-v3-models.k",
     S.heartbeat("tokenizer", "t1"), S.heartbeat("detokenizer", "d1"), S.usage(),
     S.stream_record("r"), S.stream_journal("g1", "i"), S.stream_journal("g2", "i"), S.steps("e1"), S.steps("e2"),

@@ -136,9 +136,9 @@ class ScriptedBackend:
     prompt_tail: str = ""
     requests: list[GenerationRequest] = field(default_factory=list)
     remote: dict[str, bytes] = field(default_factory=dict)
-    """Files of pictures, by URL."""
+    """Files of images, by URL."""
     fetched: list[str] = field(default_factory=list)
-    """URLs of the pictures that `fetch_pictures` was called for."""
+    """URLs of the images that `fetch_images` was called for."""
     generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
 
     def models(self) -> list[ModelCard]:
@@ -167,10 +167,10 @@ class ScriptedBackend:
         text = inputs.texts[0] if inputs.texts else "".join(message.content for message in inputs.messages)
         return [(list(text.encode()), list(text) if return_tokens else [])]
 
-    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
-        self.fetched += [one.url for one in request.inputs.pictures if not one.file]
-        pictures = tuple([replace(one, file=one.file or self.remote[one.url]) for one in request.inputs.pictures])
-        return structs.replace(request, inputs=structs.replace(request.inputs, pictures=pictures))
+    async def fetch_images(self, request: GenerationRequest) -> GenerationRequest:
+        self.fetched += [one.url for one in request.inputs.images if not one.file]
+        images = tuple([replace(one, file=one.file or self.remote[one.url]) for one in request.inputs.images])
+        return structs.replace(request, inputs=structs.replace(request.inputs, images=images))
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         return bytes(one % 128 for one in token_ids).decode()

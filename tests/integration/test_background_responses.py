@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.edge.access.kept_pictures import KeptPictures
+from services.gateway.edge.access.kept_images import KeptImages
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.guests.background.requests import BackgroundStreams
@@ -68,12 +68,12 @@ class Deployment:
             instance_id="boot",
         )
         logs = GatewayLogs(host, "memory", lambda: len(self.living))
-        pictures = KeptPictures(logs)
-        tokens = StreamStore(pictures)
+        images = KeptImages(logs)
+        tokens = StreamStore(images)
         streams = Streams(host, tokens, 30.0)
-        background = BackgroundStreams(host, BackgroundStore(pictures), tokens, streams.journal, self._living)
+        background = BackgroundStreams(host, BackgroundStore(images), tokens, streams.journal, self._living)
         running = asyncio.create_task(streams.journal.run())
-        async with serving(backend, offers=[pictures, streams, background], **self._options) as port:
+        async with serving(backend, offers=[images, streams, background], **self._options) as port:
             await until(lambda: streams.journal.is_open)
             yield Gateway(port, backend, background)
         running.cancel()

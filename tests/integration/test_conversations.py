@@ -13,7 +13,7 @@ from services.gateway.guests.responses.stored.records import MemoryRecords
 from shared import limits
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
-from tests.integration.seen_pictures import ONE, TWO, URL, data_url, eye, seen
+from tests.integration.seen_images import ONE, TWO, URL, data_url, eye, seen
 from tests.integration.test_background_responses import (
     PIECES,
     Deployment,
@@ -25,7 +25,7 @@ from tests.integration.test_background_responses import (
 )
 from tests.integration.test_openai_client import client
 from tests.integration.test_responses_socket import opened, response
-from tests.integration.test_stored_responses import pictures_of
+from tests.integration.test_stored_responses import images_of
 from tests.integration.test_streams import KEY_FILE
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
@@ -149,9 +149,9 @@ async def test_a_conversation_has_a_largest_number_of_items(monkeypatch: pytest.
 
 @pytest.mark.nats
 async def test_no_other_key_finds_a_conversation(nats_connect: Any, nats_server: Any, subjects: Any):
-    pictures = pictures_of(await nats_connect(nats_server, "one"), subjects)
+    images = images_of(await nats_connect(nats_server, "one"), subjects)
     keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
-    async with serving(ScriptedBackend(), keys=keys, offers=[pictures]) as port:
+    async with serving(ScriptedBackend(), keys=keys, offers=[images]) as port:
         own, foreign = ({"authorization": f"Bearer sk-{name}"} for name in ("one", "two"))
         name = (await call(port, "POST", PATH, {"items": [USER]}, own)).json["id"]
         item = (await call(port, "GET", f"{PATH}/{name}/items", headers=own)).json["data"][0]["id"]
@@ -175,7 +175,7 @@ async def test_no_other_key_finds_a_conversation(nats_connect: Any, nats_server:
 
 @pytest.mark.nats
 async def test_gateways_share_conversations_and_lose_no_item(nats_connect: Any, nats_server: Any, subjects: Any):
-    one, two = [pictures_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
+    one, two = [images_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
     async with (
         serving(ScriptedBackend(), offers=[one]) as first,
         serving(ScriptedBackend(), offers=[two]) as second,
@@ -197,10 +197,10 @@ async def test_gateways_share_conversations_and_lose_no_item(nats_connect: Any, 
 
 
 @pytest.mark.nats
-async def test_pictures_stay_in_the_conversation(nats_connect: Any, nats_server: Any, subjects: Any):
+async def test_images_stay_in_the_conversation(nats_connect: Any, nats_server: Any, subjects: Any):
     backend = eye()
-    pictures = pictures_of(await nats_connect(nats_server, "one"), subjects)
-    async with serving(backend, offers=[pictures]) as port:
+    images = images_of(await nats_connect(nats_server, "one"), subjects)
+    async with serving(backend, offers=[images]) as port:
         one, two = ({"type": "input_image", "image_url": url} for url in (data_url(ONE), URL))
         name = (await call(port, "POST", PATH, {"items": [{**USER, "content": [one]}]})).json["id"]
         asked = [{"role": "user", "content": [two]}]

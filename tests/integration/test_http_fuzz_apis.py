@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.gateway.app import create_app
 from shared.config import GatewaySettings
-from tests.integration.seen_pictures import ONE, URL, data_url, eye, in_base64
+from tests.integration.seen_images import ONE, URL, data_url, eye, in_base64
 from tests.integration.test_http_fuzz import JSON, NUMBERS, post
 
 APP = create_app(eye(), GatewaySettings())
@@ -34,14 +34,14 @@ BLOCK = st.fixed_dictionaries(
     optional=dict.fromkeys(["id", "name", "tool_use_id", "thinking"], st.text() | JSON)
     | dict.fromkeys(["input", "content", "is_error"], JSON),
 )
-PICTURE_URL = st.sampled_from([data_url(ONE), URL, "data:image/png;base64,%", "file:///x"]) | JSON
+IMAGE_URL = st.sampled_from([data_url(ONE), URL, "data:image/png;base64,%", "file:///x"]) | JSON
 SOURCE = JSON | st.fixed_dictionaries(
     {"type": st.sampled_from(["base64", "url"])},
-    optional={"media_type": st.just("image/png") | JSON, "data": st.just(in_base64(ONE)) | JSON, "url": PICTURE_URL},
+    optional={"media_type": st.just("image/png") | JSON, "data": st.just(in_base64(ONE)) | JSON, "url": IMAGE_URL},
 )
-PICTURE = st.fixed_dictionaries(
+IMAGE = st.fixed_dictionaries(
     {"type": st.sampled_from(["image", "input_image"])},
-    optional={"source": SOURCE, "image_url": PICTURE_URL}
+    optional={"source": SOURCE, "image_url": IMAGE_URL}
     | dict.fromkeys(["detail", "file_id", "transformations"], st.just("auto") | JSON),
 )
 IMAGES = st.lists(st.just(in_base64(ONE)) | JSON, max_size=2) | JSON
@@ -53,13 +53,13 @@ TOOL = st.fixed_dictionaries(
 CHOICE = JSON | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "none", "function"])})
 ITEM = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]) | JSON},
-    optional={"content": st.text() | st.lists(BLOCK | PICTURE, max_size=2) | JSON, "type": st.just("message") | JSON}
+    optional={"content": st.text() | st.lists(BLOCK | IMAGE, max_size=2) | JSON, "type": st.just("message") | JSON}
     | dict.fromkeys(["tool_calls", "tool_name", "tool_call_id", "thinking"], JSON)
     | {"images": IMAGES},
 ) | st.fixed_dictionaries(
     {"type": st.sampled_from(["function_call", "function_call_output"])},
     optional=dict.fromkeys(["call_id", "name", "arguments"], st.text() | JSON)
-    | {"output": st.text() | JSON | st.lists(BLOCK | PICTURE, max_size=2)},
+    | {"output": st.text() | JSON | st.lists(BLOCK | IMAGE, max_size=2)},
 )
 ITEMS = st.lists(ITEM, max_size=3) | JSON
 FIELDS: dict[str, Any] = {

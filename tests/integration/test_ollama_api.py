@@ -307,7 +307,7 @@ async def test_a_model_whose_own_name_has_the_default_tag_is_found_by_it():
     [
         ({"model": "other"}, "The model 'other' does not exist. Served here: 'org/toy'."),
         ({"messages": [{"role": "robot", "content": ""}]}, "'messages[0].role' must be"),
-        ({"messages": [{"role": "user", "images": ["eA=="]}]}, "'messages[0].images[0]': Pictures are taken only by"),
+        ({"messages": [{"role": "user", "images": ["eA=="]}]}, "'messages[0].images[0]': Images are taken only by"),
         ({"messages": [*HELLO["messages"], {"role": "assistant", "content": ""}]}, "'messages[1].role' must be 'user'"),
         ({"options": {"temperature": 3}}, "'options.temperature' must be between 0 and 2."),
         ({"options": {"temperature": "hot"}}, "'options.temperature' must be a number or null, not a string."),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.edge.access.kept_pictures import KeptPictures, kept_picture
+from services.gateway.edge.access.kept_images import KeptImages, kept_image
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.guests.background.store import BackgroundStore, EventBatch
@@ -84,7 +84,7 @@ async def gone(find: Callable[[str], Awaitable[Any]], name: str) -> None:
 
 
 async def test_a_flood_of_responses_leaves_those_of_other_keys(logs: list[GatewayLogs]):
-    stores = [ResponseStore(LogRecords(KeptPictures(one), "Responses")) for one in logs]
+    stores = [ResponseStore(LogRecords(KeptImages(one), "Responses")) for one in logs]
     for number in range(4):
         await stores[number % 2].put(response("alice", number))
     for number in range(60):
@@ -101,29 +101,29 @@ async def test_a_flood_of_responses_leaves_those_of_other_keys(logs: list[Gatewa
     assert await stores[1].get("resp_alice0") is not None
 
 
-async def test_a_response_whose_picture_another_key_or_gateway_has_too_keeps_it(logs: list[GatewayLogs]):
-    pictures = [KeptPictures(one) for one in logs]
+async def test_a_response_whose_image_another_key_or_gateway_has_too_keeps_it(logs: list[GatewayLogs]):
+    images = [KeptImages(one) for one in logs]
     file = b"p" * SIZE
-    name = kept_picture(file)
+    name = kept_image(file)
     for key, place in (("alice", 0), ("bob", 0), ("carol", 0), ("carol", 1)):
-        await pictures[place].put(key, {name: file})
+        await images[place].put(key, {name: file})
     for number in range(20):
-        await pictures[0].part.append("bob", logs[0].host.subjects.response(f"b{number}"), b"x" * SIZE)
+        await images[0].part.append("bob", logs[0].host.subjects.response(f"b{number}"), b"x" * SIZE)
     for number in range(20):
-        await pictures[0].part.append("carol", logs[0].host.subjects.response(f"c{number}"), b"x" * SIZE)
+        await images[0].part.append("carol", logs[0].host.subjects.response(f"c{number}"), b"x" * SIZE)
 
     async def bobs(_: str) -> Any:
-        return (await pictures[1].get("bob", [name])).get(name)
+        return (await images[1].get("bob", [name])).get(name)
 
     await gone(bobs, "")
     last = logs[0].host.subjects.response("c0")
-    await gone(lambda _: _payload(pictures[1], last), "")
+    await gone(lambda _: _payload(images[1], last), "")
     for key in ("alice", "carol"):
-        assert await pictures[1].get(key, [name]) == {name: file}
+        assert await images[1].get(key, [name]) == {name: file}
 
 
-async def _payload(pictures: KeptPictures, subject: str) -> bytes | None:
-    found = await pictures.part.log.last(subject)
+async def _payload(images: KeptImages, subject: str) -> bytes | None:
+    found = await images.part.log.last(subject)
     return found.payload or None if found is not None else None
 
 
@@ -152,7 +152,7 @@ async def test_a_flood_of_streams_leaves_those_of_other_keys(nats_connect: Any, 
 
 
 async def test_a_record_is_dropped_only_after_its_run_and_only_by_its_owner(logs: list[GatewayLogs]):
-    one, two = [StreamStore(KeptPictures(each)) for each in logs]
+    one, two = [StreamStore(KeptImages(each)) for each in logs]
     await one.open()
     for name in ("running", "moved", "ended"):
         assert await one.create(record("bob", name))
@@ -187,7 +187,7 @@ async def test_a_record_is_dropped_only_after_its_run_and_only_by_its_owner(logs
 async def test_the_events_of_ended_background_responses_are_dropped_before_those_of_running_ones(
     logs: list[GatewayLogs],
 ):
-    one, two = [BackgroundStore(KeptPictures(each)) for each in logs]
+    one, two = [BackgroundStore(KeptImages(each)) for each in logs]
 
     async def write(owner: str, name: str) -> None:
         written = record(owner, name)
@@ -218,7 +218,7 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
 
 
 async def test_a_background_request_that_has_no_room_is_not_recorded(logs: list[GatewayLogs]):
-    store = BackgroundStore(KeptPictures(logs[0]))
+    store = BackgroundStore(KeptImages(logs[0]))
     for number in range(5):
         assert await store.create(record("bob", str(number)))
         store.use(f"bob{number}")

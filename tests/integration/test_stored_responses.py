@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.access.kept_pictures import KeptPictures
+from services.gateway.edge.access.kept_images import KeptImages
 from services.gateway.edge.access.log_part import GatewayLogs
 from shared.actors.host import Host
 from shared.clock import SystemClock
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.nats
 PATH = "/v1/responses"
 
 
-def pictures_of(transport: Any, subjects: Any) -> KeptPictures:
+def images_of(transport: Any, subjects: Any) -> KeptImages:
     """What a gateway offers that keeps its responses on the bus."""
     host = Host(transport=transport, subjects=subjects, clock=SystemClock(), id="gateway-1", instance_id="boot")
-    return KeptPictures(GatewayLogs(host, "memory"))
+    return KeptImages(GatewayLogs(host, "memory"))
 
 
 async def test_a_response_of_one_gateway_is_known_to_another(nats_connect, nats_server, subjects):
-    one, two = [pictures_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
+    one, two = [images_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
     backend = ScriptedBackend()
     async with (
         serving(ScriptedBackend(), offers=[one]) as first,
@@ -43,9 +43,9 @@ async def test_a_response_of_one_gateway_is_known_to_another(nats_connect, nats_
 
 
 async def test_without_the_bus_a_response_is_given_but_not_found(private_nats_server, nats_connect, subjects):
-    pictures = pictures_of(await nats_connect(private_nats_server, "one"), subjects)
+    images = images_of(await nats_connect(private_nats_server, "one"), subjects)
     private_nats_server.kill()
-    async with serving(ScriptedBackend(), offers=[pictures]) as port:
+    async with serving(ScriptedBackend(), offers=[images]) as port:
         made = await call(port, "POST", PATH, {"input": "hi"})
         assert made.status == 200
         lost = await call(port, "GET", f"{PATH}/{made.json['id']}")

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.edge.access.kept_pictures import KeptPictures, kept_picture
+from services.gateway.edge.access.kept_images import KeptImages, kept_image
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.guests.resume.running import RunningStream
@@ -32,7 +32,7 @@ from shared.messages import StreamTaken
 from shared.security.api_keys import ANONYMOUS, keys_of_text
 from shared.subjects import Subjects
 from tests.integration.edge import Connection, ScriptedBackend, call, endings, serving, text_batches
-from tests.integration.seen_pictures import data_url, eye, seen
+from tests.integration.seen_images import data_url, eye, seen
 
 pytestmark = pytest.mark.nats
 
@@ -52,7 +52,7 @@ key = "sk-two"
 
 def store_of(host: Host) -> StreamStore:
     logs = GatewayLogs(host, "memory", lambda: 2)
-    return StreamStore(KeptPictures(logs))
+    return StreamStore(KeptImages(logs))
 
 
 @contextlib.asynccontextmanager
@@ -142,7 +142,7 @@ async def test_a_stream_of_another_api_is_resumed_in_its_own_form(
             assert rest.body == again.body == b"\n\n".join(events[number:]), last
 
 
-async def test_a_stream_with_a_large_picture_is_resumed_with_it(nats_connect, nats_server, subjects):
+async def test_a_stream_with_a_large_image_is_resumed_with_it(nats_connect, nats_server, subjects):
     large, resumable = random.Random(5).randbytes(1_300_000), {"x-antiphon-resumable": "1"}
     content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": data_url(large)}}]
     body = {"messages": [{"role": "user", "content": content}], "stream": True, "seed": 1}
@@ -160,8 +160,8 @@ async def test_a_stream_with_a_large_picture_is_resumed_with_it(nats_connect, na
         assert [seen(request) for request in backend.requests] == [[("user", ["What?", large])]] * 4
         other = await call(port, "POST", CHAT, {**body, "seed": 2}, {"last-event-id": last})
         assert "another body" in other.error["message"]
-        files = streams.store.pictures
-        await files.part.log.clear(files.subjects(ANONYMOUS.name, kept_picture(large))[0])
+        files = streams.store.images
+        await files.part.log.clear(files.subjects(ANONYMOUS.name, kept_image(large))[0])
         lost = await call(port, "POST", CHAT, body, {"last-event-id": last})
         assert (lost.status, lost.error["code"]) == (410, "stream_expired")
 

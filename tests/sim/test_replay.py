@@ -20,7 +20,7 @@ from shared.errors import ServiceError
 from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 from shared.recorded_request import RecordedContent, decode
-from shared.request.pictures import PictureInput
+from shared.request.images import ImageInput
 from tests.sim.society import Society
 from tests.sim.test_society import model_dir, simulate
 from tests.unit.gateway.bodies import CARD
@@ -83,12 +83,12 @@ def recorded(**fields) -> RecordedContent:
     )
 
 
-def test_a_request_with_pictures_cannot_run_again():
-    content = recorded(inputs=PromptInputs(pictures=(PictureInput("messages[0].content[0].image_url", b"x"),)))
+def test_a_request_with_images_cannot_run_again():
+    content = recorded(inputs=PromptInputs(images=(ImageInput("messages[0].content[0].image_url", b"x"),)))
     for run in (lambda: whole(content, CARD, "again"), lambda: forked(content, CARD, "again", index=0, position=0)):
-        with pytest.raises(ServiceError, match="has pictures, whose files are not recorded"):
+        with pytest.raises(ServiceError, match="has images, whose files are not recorded"):
             run()
-    with pytest.raises(SettingsError, match="has pictures"):
+    with pytest.raises(SettingsError, match="has images"):
         offline_replay.replay(content, "demo")
 
 

@@ -10,7 +10,7 @@ from services.gateway.path.generation import GenerationRequest, GuestOptions, Pr
 from shared import limits
 from shared.deployment.model_versions import ModelState, ModelStates, ModelVersion
 from shared.parameters.sampling import SamplingParams
-from shared.request.pictures import PictureInput
+from shared.request.images import ImageInput
 from tests.sim.society import Society
 from tests.sim.test_society import expected, model_dir, simulate
 
@@ -70,7 +70,7 @@ def test_a_resumed_request_is_computed_from_its_beginning(model_dir):
     simulate(model_dir, scenario)
 
 
-def test_a_request_with_pictures_has_no_copy(model_dir):
+def test_a_request_with_images_has_no_copy(model_dir):
     async def scenario(society: Society) -> None:
         actor = society.members["gateway0"].service.actor
         await compared(society, PLAIN)
@@ -78,7 +78,7 @@ def test_a_request_with_pictures_has_no_copy(model_dir):
         ended = actor.backend.start_alone(replace(PLAIN, request_id="other"), actor.backend.resolve_model(""))
         async for _ in ended.updates():
             pass
-        ended.request = replace(ended.request, inputs=PromptInputs(pictures=(PictureInput("messages[0]", b"x"),)))
+        ended.request = replace(ended.request, inputs=PromptInputs(images=(ImageInput("messages[0]", b"x"),)))
         shadow.served(ended)
         await asyncio.sleep(2 * limits.IMAGE_ENCODE_S)
         assert list(shadow.comparisons.values()) == [Comparison(equal=1)]

@@ -19,7 +19,7 @@ from torch import Tensor
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.executor import Executor
 from services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
-from services.engine.executor.picture_parts import parts_of, without_embeddings
+from services.engine.executor.image_parts import parts_of, without_embeddings
 from services.engine.executor.rank import serve
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard
@@ -27,7 +27,7 @@ from services.engine.worker.interface import ModelWorker
 
 TIMEOUT_S = 60.0
 PART_BYTES = 1000
-"""Small, so that embeddings of pictures have several parts."""
+"""Small, so that embeddings of images have several parts."""
 T = TypeVar("T")
 
 

@@ -39,7 +39,7 @@ LONGEST = (
     "tests/model/test_triton_worker.py",
     "tests/model/test_triton_adapters.py",
     "tests/unit/engine/worker/test_memory_limit.py",
-    "tests/unit/vision/test_memory_of_pictures.py",
+    "tests/unit/vision/test_memory_of_images.py",
 )
 """What takes longest, the longest first; everything else follows in the order in which pytest finds it, and ends with
 short files (tests/unit). A file that is missing here may keep one process busy when the others have ended."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.offline.prompts.engine_form import FIELDS as ENGINE_FIELDS
 from antiphon.offline.prompts.engine_form import NO_FORM, EngineForm, engine_form
-from antiphon.offline.prompts.pictures import pictures_of
+from antiphon.offline.prompts.images import images_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +24,7 @@ _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_proce
 class Prompt:
     """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result.
 
-    `end_token_ids`: end tokens of the conversation template that produced the text. `pictures`: the images, in the
+    `end_token_ids`: end tokens of the conversation template that produced the text. `images`: the images, in the
     order of their image tokens in the prompt.
     """
 
@@ -35,7 +35,7 @@ class Prompt:
     """The second text of a pair, which forms one prompt together with `text`."""
     score_template: str | None = None
     """The score template of a pair (a file or its text); None: the template of the engine's arguments."""
-    pictures: "tuple[bytes | Image, ...]" = ()
+    images: "tuple[bytes | Image, ...]" = ()
     is_chat: bool = False
     """Whether the text was rendered by a chat template, special tokens included."""
     form: EngineForm = NO_FORM
@@ -121,8 +121,8 @@ def _prompt(prompt: PromptInput, index: int) -> Prompt:
     if text is not None and not isinstance(text, str):
         raise TypeError(f"prompts[{index}]: 'prompt' must be a text, not {type(text).__name__}")
     found = None if ids is None else _ids(ids, f"prompts[{index}]: 'prompt_token_ids'")
-    pictures = pictures_of(prompt.get("multi_modal_data"), f"prompts[{index}]: 'multi_modal_data'")
-    return Prompt(text=text, token_ids=found, pictures=pictures)
+    images = images_of(prompt.get("multi_modal_data"), f"prompts[{index}]: 'multi_modal_data'")
+    return Prompt(text=text, token_ids=found, images=images)
 
 
 def _id_lists(token_ids: TokenIds) -> Sequence[Any]:

@@ -12,17 +12,17 @@ from typing import Any
 
 import msgspec
 
+from antiphon.offline.prompts.images import taker, without_pil
 from antiphon.offline.prompts.inputs import Prompt
-from antiphon.offline.prompts.pictures import taker, without_pil
 from shared import limits
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.messages import PictureTokens
+from shared.messages import ImageTokens
 from shared.models.model_files import model_directory, tokenizer_directory
 from shared.parameters.context import check_context, fitted
 from shared.request import conversation
 from shared.request.checks import check_token_ids
-from shared.request.pictures import with_picture_texts, with_pictures
+from shared.request.images import with_image_texts, with_images
 from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import EncodedPair, NoCodec, choose_codec, given_template
@@ -60,7 +60,7 @@ class PromptText:
         self.vocabulary = choose_vocabulary(settings, directory, model_directory(settings, weights=False))
         self._directory, self._trust_remote_code = directory, settings.trust_remote_code
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
-        self._takes_pictures = settings.enable_mm
+        self._takes_images = settings.enable_mm
         self._codec = choose_codec(settings, directory)
         self._has_tokenizer = not isinstance(self._codec, NoCodec)
         self._facts = choose_template(settings, directory, self._codec) if self._has_tokenizer else None
@@ -75,14 +75,14 @@ class PromptText:
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int = 0,
         generates: bool = True,
-        pictures: Sequence[PictureTokens] = (),
+        images: Sequence[ImageTokens] = (),
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns a prompt's truncated token ids, and the index of each image's first token.
 
         `truncate_prompt_tokens` is as for `truncated`; for pooling it is the number of first tokens to keep (0: all).
 
         Raises ValueError if the prompt is invalid or too long, or does not contain one image token for each of its
-        `pictures`. The prompt and `max_tokens` output tokens (one, if `max_tokens` is 0) must fit into the context. A
+        `images`. The prompt and `max_tokens` output tokens (one, if `max_tokens` is 0) must fit into the context. A
         prompt that does not generate output (`generates` is false) may fill the context.
         """
         keep_first = 0 if generates else truncate_prompt_tokens
@@ -93,15 +93,15 @@ class PromptText:
             if not self._has_tokenizer:
                 raise ValueError(_NO_TOKENIZER)
             assert prompt.text is not None
-            text = self._with_picture_texts(prompt.text, pictures) if pictures else prompt.text
+            text = self._with_image_texts(prompt.text, images) if images else prompt.text
             encode: Any = self._codec.encode
             ids = tuple(_as_value_error(encode, [text], add_special_tokens=add_special_tokens, keep=keep_first)[0])
             if not ids:
                 raise ValueError("The prompt has no tokens.")
-        if pictures and truncate_prompt_tokens:
-            raise ValueError("'truncate_prompt_tokens' cannot be given with pictures, which could be cut.")
+        if images and truncate_prompt_tokens:
+            raise ValueError("'truncate_prompt_tokens' cannot be given with images, which could be cut.")
         room = truncate_prompt_tokens, max_tokens, self._max_model_len
-        place = partial(self._with_pictures, pictures=pictures) if pictures else None
+        place = partial(self._with_images, images=images) if images else None
         return _as_value_error(fitted, ids, *room, "prompt", generates=generates, place=place)
 
     def pair_ids(self, prompt: Prompt, keep: int = 0) -> tuple[tuple[int, ...], int]:
@@ -151,9 +151,9 @@ class PromptText:
         if not self._has_tokenizer or self._facts is None:
             raise ValueError(_NO_TOKENIZER)
         images: list[Any] = []
-        pictures: list[Any] = []
+        taken: list[Any] = []
         turns = _turns(without_pil(messages, images))
-        take = taker(images, pictures, enabled=self._takes_pictures)
+        take = taker(images, taken, enabled=self._takes_images)
         checked = _as_value_error(conversation.messages, turns, self._vocab_size, take)
         variables = _as_value_error(_variables, options)
         if options.continue_final_message:
@@ -174,9 +174,7 @@ class PromptText:
             )
         except TemplateFailedError as error:
             raise ValueError(str(error)) from None
-        return Prompt(
-            text=text, end_token_ids=self._facts.end_token_ids if given is None else (), pictures=tuple(pictures)
-        )
+        return Prompt(text=text, end_token_ids=self._facts.end_token_ids if given is None else (), images=tuple(taken))
 
     def transformers_tokenizer(self) -> Any:
         """Returns the tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""
@@ -186,18 +184,18 @@ class PromptText:
 
         return AutoTokenizer.from_pretrained(self._directory, trust_remote_code=self._trust_remote_code)
 
-    def _with_picture_texts(self, text: str, pictures: Sequence[PictureTokens]) -> str:
-        if pictures[0].place:
-            _check_places(text.count(pictures[0].place), len(pictures), pictures[0].place)
-        return with_picture_texts(text, pictures)
+    def _with_image_texts(self, text: str, images: Sequence[ImageTokens]) -> str:
+        if images[0].place:
+            _check_places(text.count(images[0].place), len(images), images[0].place)
+        return with_image_texts(text, images)
 
-    def _with_pictures(
-        self, token_ids: Sequence[int], pictures: Sequence[PictureTokens]
+    def _with_images(
+        self, token_ids: Sequence[int], images: Sequence[ImageTokens]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        stands_for = pictures[0].token_id
+        stands_for = images[0].token_id
         token = self._codec.token_text(stands_for) if self._has_tokenizer else str(stands_for)
-        _check_places(token_ids.count(stands_for), len(pictures), token)
-        ids, starts = with_pictures(list(token_ids), pictures)
+        _check_places(token_ids.count(stands_for), len(images), token)
+        ids, starts = with_images(list(token_ids), images)
         return tuple(ids), starts
 
     def _compile(self, source: str) -> ChatTemplate:
@@ -205,10 +203,10 @@ class PromptText:
         return ChatTemplate(source, self._facts.named_tokens, limits.TEMPLATE_OUTPUT_CHARS_MAX)
 
 
-def _check_places(num_places: int, num_pictures: int, token: str) -> None:
-    if num_places != num_pictures:
+def _check_places(num_places: int, num_images: int, token: str) -> None:
+    if num_places != num_images:
         raise ValueError(
-            f"The prompt has {num_places} places for {num_pictures} pictures. The model's own token for a picture, "
+            f"The prompt has {num_places} places for {num_images} images. The model's own token for an image, "
             f"{token!r}, must be in it once for each. chat() writes it by the chat template."
         )
 

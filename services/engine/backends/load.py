@@ -128,7 +128,7 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
                 "--cpu-backend=triton: the kernels compute without virtual tokens; leave out --enable-prompt-adapter"
             )
         if settings.enable_mm:
-            raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
+            raise SettingsError("--cpu-backend=triton: the kernels compute without images; leave out --enable-mm")
         if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
             raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if not _interprets():
@@ -149,7 +149,7 @@ def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir:
     if settings.adapters.enable_prompt_adapter:
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
-        return "they compute without pictures"
+        return "they compute without images"
     if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
         return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):

@@ -95,7 +95,7 @@ class Core:
             self.checks.check_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size, self.facts.vocab_size)
         sequence.waits_for_tokens = self.facts.num_stages > 1
-        sequence.whole_pictures = self.facts.mutual_pictures
+        sequence.whole_images = self.facts.mutual_images
         self.sequences[spec.sequence_id] = sequence
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)

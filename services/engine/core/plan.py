@@ -55,12 +55,12 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
     return CPU_PROMPT_TOKENS + max_num_seqs if on_cpu else DEFAULT_BATCHED_TOKENS
 
 
-class PlacedPicture(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """A picture in a prompt: tokens [start, start + num_tokens) of the prompt.
+class PlacedImage(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """An image in a prompt: tokens [start, start + num_tokens) of the prompt.
 
-    `rows` and `columns`: how the embedded tokens lie in the picture, row by row. `embeddings`: those of these tokens,
+    `rows` and `columns`: how the embedded tokens lie in the image, row by row. `embeddings`: those of these tokens,
     in order, [rows * columns, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is hidden * (1 +
-    `DecoderDescription.picture_layers`): a token has its embedding, followed by the embeddings that those layers add to
+    `DecoderDescription.image_layers`): a token has its embedding, followed by the embeddings that those layers add to
     their outputs.
     """
 
@@ -73,7 +73,7 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     embeddings: bytes
     dtype: str
     plain: tuple[int, ...] = ()
-    """Positions among the picture's tokens that use the embedding of their own token id, not one of the picture."""
+    """Positions among the image's tokens that use the embedding of their own token id, not one of the image."""
 
 
 class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +97,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the sequence's prompt adapter. The first tokens are then its virtual tokens: their ids start at the
     vocabulary's size, and their embeddings are the vectors of the adapter.
     """
-    pictures: tuple[PlacedPicture, ...] = ()
-    """The pictures of the prompt. The ids of their tokens are consecutive numbers, starting at the vocabulary's size.
+    images: tuple[PlacedImage, ...] = ()
+    """The images of the prompt. The ids of their tokens are consecutive numbers, starting at the vocabulary's size.
     """
 
 
@@ -228,11 +228,11 @@ class EngineFacts:
     """
     max_rows: int | None = None
     """Maximum number of sequences for which the worker has memory; None: `--max-num-seqs`."""
-    takes_pictures: bool = False
-    """Whether prompts may contain pictures."""
-    mutual_pictures: bool = False
-    """Whether the tokens of a picture attend to each other in both directions. Then a step must contain all tokens of
-    the picture.
+    takes_images: bool = False
+    """Whether prompts may contain images."""
+    mutual_images: bool = False
+    """Whether the tokens of an image attend to each other in both directions. Then a step must contain all tokens of
+    the image.
     """
     num_stages: int = 1
     """Number of pipeline stages. With several stages, that many plans are computed at the same time, so a plan cannot

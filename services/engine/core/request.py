@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from services.engine.core.plan import PlacedPicture, SampledLogprobs
+from services.engine.core.plan import PlacedImage, SampledLogprobs
 from shared.messages import FinishReason, KvSource, PromptLogprobs
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
@@ -62,8 +62,8 @@ class SequenceSpec:
     """The prompt adapter whose virtual tokens come before the prompt; for `cache_salt` see `adapter`. The virtual
     tokens count towards the context length but not as prompt tokens.
     """
-    pictures: tuple[PlacedPicture, ...] = ()
-    """The pictures of the prompt, in order. Not together with a prompt adapter."""
+    images: tuple[PlacedImage, ...] = ()
+    """The images of the prompt, in order. Not together with a prompt adapter."""
     canary: bool = False
     """Whether this is the sequence with which the engine tests itself; see `lanes.canary`. It reuses no KV and is
     neither counted nor reported.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.engine.core.adapter_slots import NO_SLOT
-from services.engine.core.plan import PlacedPicture
+from services.engine.core.plan import PlacedImage
 from services.engine.core.prompt_lookup import PromptLookup
 from services.engine.core.request import Adapter, SequenceSpec
 from services.engine.core.stopping import StopRules
@@ -155,10 +155,10 @@ class Sequence:
     """See `SequenceSpec.idle_until_s`. Becomes 0 when the time is over (`lanes.idle`)."""
     prompt_slot: int = NO_SLOT
     """Slot that marks the use of the prompt adapter while the sequence has a row."""
-    pictures: tuple[PlacedPicture, ...] = ()
-    """See `SequenceSpec.pictures`. In `tokens` a picture's tokens are placeholders, which are all equal."""
-    whole_pictures: bool = False
-    """Whether a step must have all tokens of a picture that are not computed yet (`EngineFacts.mutual_pictures`)."""
+    images: tuple[PlacedImage, ...] = ()
+    """See `SequenceSpec.images`. In `tokens` an image's tokens are placeholders, which are all equal."""
+    whole_images: bool = False
+    """Whether a step must have all tokens of an image that are not computed yet (`EngineFacts.mutual_images`)."""
 
     @property
     def idle(self) -> bool:
@@ -234,16 +234,16 @@ class Sequence:
         self.again = 0
 
     def uncut(self, start: int, num_tokens: int) -> int:
-        """Returns how many tokens from `start` on a step computes, so that no picture is cut.
+        """Returns how many tokens from `start` on a step computes, so that no image is cut.
 
-        The step has room for `num_tokens`. If these would end inside a picture that must not be cut, the step computes
-        only the tokens before the picture. If there are none before it, the step computes the whole picture, even
+        The step has room for `num_tokens`. If these would end inside an image that must not be cut, the step computes
+        only the tokens before the image. If there are none before it, the step computes the whole image, even
         beyond its budget, so that the sequence progresses.
         """
         end = start + num_tokens
-        for picture in self.pictures if self.whole_pictures and num_tokens > 0 else ():
-            if picture.start < end < picture.start + picture.num_tokens:
-                return picture.start - start if picture.start > start else picture.start + picture.num_tokens - start
+        for image in self.images if self.whole_images and num_tokens > 0 else ():
+            if image.start < end < image.start + image.num_tokens:
+                return image.start - start if image.start > start else image.start + image.num_tokens - start
         return num_tokens
 
 
@@ -278,7 +278,7 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         kv_transfer_id=spec.kv_transfer_id,
         adapter=spec.adapter,
         prompt_adapter=spec.prompt_adapter,
-        pictures=spec.pictures,
+        images=spec.images,
         canary=spec.canary,
         idle_until_s=spec.idle_until_s,
     )

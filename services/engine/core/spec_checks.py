@@ -26,8 +26,8 @@ class SpecChecks:
         _require(bool(spec.prompt_token_ids), "prompt", "The prompt has no tokens.")
         if spec.adapters:
             self._check_adapters(spec)
-        if spec.pictures:
-            self._check_pictures(spec)
+        if spec.images:
+            self._check_images(spec)
         if spec.pooling is not None:
             self._check_pooling(spec, spec.pooling)
         else:
@@ -77,24 +77,22 @@ class SpecChecks:
         named = all(is_salt_of(spec.cache_salt, adapter.version) for adapter in spec.adapters)
         _require(named, "cache_salt", "The salt must name the version of each adapter.")
 
-    def _check_pictures(self, spec: SequenceSpec) -> None:
-        if not self._facts.takes_pictures:
+    def _check_images(self, spec: SequenceSpec) -> None:
+        if not self._facts.takes_images:
             message = "This engine takes text only: start it with --enable-mm."
             raise ServiceError("unsupported_parameter", message, param="messages")
         alone = spec.prompt_adapter is None and spec.pooling is None
-        _require(alone, "messages", "Pictures work neither with prompt adapters nor for embeddings.")
+        _require(alone, "messages", "Images work neither with prompt adapters nor for embeddings.")
         if spec.params.prompt_logprobs is not None:
-            message = "Log probabilities of the prompt cannot be reported for a prompt with pictures."
+            message = "Log probabilities of the prompt cannot be reported for a prompt with images."
             raise ServiceError("unsupported_parameter", message, param="prompt_logprobs")
         end = 0
-        for picture in spec.pictures:
-            fits = (
-                picture.start >= end and 0 < picture.num_tokens - len(picture.plain) == picture.rows * picture.columns
-            )
-            end = picture.start + picture.num_tokens
-            # Equal keys mean equal KV, so with an empty key another picture's KV would be found.
-            whole = fits and end <= len(spec.prompt_token_ids) and bool(picture.key) and bool(picture.embeddings)
-            _require(whole, "messages", "The pictures do not lie in the prompt as the request says.")
+        for image in spec.images:
+            fits = image.start >= end and 0 < image.num_tokens - len(image.plain) == image.rows * image.columns
+            end = image.start + image.num_tokens
+            # Equal keys mean equal KV, so with an empty key another image's KV would be found.
+            whole = fits and end <= len(spec.prompt_token_ids) and bool(image.key) and bool(image.embeddings)
+            _require(whole, "messages", "The images do not lie in the prompt as the request says.")
 
     def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
         _require(not spec.output_token_ids, "prompt", "A pooling sequence has no output that it could continue.")

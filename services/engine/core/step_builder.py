@@ -112,5 +112,5 @@ def joining(sequence: Sequence) -> NewSequence:
         pooling=sequence.pooling,
         adapter_slot=sequence.adapter_slot,
         prompt_adapter=sequence.prompt_adapter_version,
-        pictures=sequence.pictures,
+        images=sequence.images,
     )

@@ -1,7 +1,7 @@
 """Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket.
 
 The socket is one of a pair between processes of one machine, and a TCP connection between machines (`joining`). The
-first rank sends the address at which the ranks meet, then plans, grammars, adapters and embeddings of pictures; the
+first rank sends the address at which the ranks meet, then plans, grammars, adapters and embeddings of images; the
 others answer each plan with a digest of their result. Blocking; used by `multiproc` and `rank`.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.executor.adapter_parts import AdapterMessage
-from services.engine.executor.picture_parts import EmbeddingsPart
+from services.engine.executor.image_parts import EmbeddingsPart
 from services.engine.parallel.meeting import Meeting
 from shared.parameters.grammar import Grammar
 

@@ -32,8 +32,8 @@ from services.engine.executor.channel import (
     digest_of,
 )
 from services.engine.executor.executor import Executor
-from services.engine.executor.picture_parts import parts_of as embeddings_of
-from services.engine.executor.picture_parts import without_embeddings
+from services.engine.executor.image_parts import parts_of as embeddings_of
+from services.engine.executor.image_parts import without_embeddings
 from services.engine.executor.rank_memory import RankMemory, parts_of
 from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks

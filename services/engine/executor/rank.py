@@ -28,8 +28,8 @@ from services.engine.executor.channel import (
     Start,
     digest_of,
 )
+from services.engine.executor.image_parts import EmbeddingsPart, EmbeddingsReceiver
 from services.engine.executor.joining import JoinRefused, join
-from services.engine.executor.picture_parts import EmbeddingsPart, EmbeddingsReceiver
 from services.engine.executor.rank_memory import serve_blocks
 from services.engine.parallel.meeting import Meeting
 from services.engine.worker.interface import ModelWorker

@@ -44,7 +44,7 @@ GATHER_BYTES_MAX = 4 * 2**20
 Integers = NDArray[np.int64]
 Spans = Sequence[tuple[int, int]]
 """Positions [start, end) of a sequence whose tokens attend to each other in both directions, such as those of a
-picture, in order. A step has all tokens of a span that are not in the cache yet, or none of them.
+image, in order. A step has all tokens of a span that are not in the cache yet, or none of them.
 """
 
 

@@ -49,7 +49,7 @@ class RopeParameters:
     divisors: tuple[float, ...] = ()
     """Longrope: the divisor of each frequency."""
     sections: tuple[int, ...] = ()
-    """For a model with pictures (M-RoPE): how many frequencies, in order, use a token's position in time, its row and
+    """For a model with images (M-RoPE): how many frequencies, in order, use a token's position in time, its row and
     its column. Empty: all frequencies use the same position. For text all three positions are equal.
     """
     interleaved_sections: bool = False
@@ -204,10 +204,10 @@ class DecoderDescription:
     encoder.
     """
 
-    mutual_pictures: bool = False
-    """Whether the tokens of a picture attend to all tokens of this picture, also to later ones."""
-    picture_layers: int = 0
-    """Number of first layers to whose outputs further embeddings of a picture's tokens are added."""
+    mutual_images: bool = False
+    """Whether the tokens of an image attend to all tokens of this image, also to later ones."""
+    image_layers: int = 0
+    """Number of first layers to whose outputs further embeddings of an image's tokens are added."""
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0

@@ -1,7 +1,7 @@
-"""Decoders of multimodal checkpoints that are the same as the decoder of another family, except for pictures.
+"""Decoders of multimodal checkpoints that are the same as the decoder of another family, except for images.
 
 The decoder's fields are in `text_config`, and its tensors have another prefix. The tensors of encoder and projection
-are skipped: `services/vision` runs them (`shared.models.picture_models`).
+are skipped: `services/vision` runs them (`shared.models.image_models`).
 """
 
 from collections.abc import Callable, Mapping
@@ -83,8 +83,8 @@ class TextPart:
     others: tuple[str, ...]
     kinds: tuple[str, ...]
     """Types of decoders that were compared with transformers."""
-    pictures: Callable[[Config, Mapping[str, Any], DecoderDescription], DecoderDescription] | None = None
-    """Function that adds to the description what pictures need in the decoder. It gets the config and the decoder's
+    images: Callable[[Config, Mapping[str, Any], DecoderDescription], DecoderDescription] | None = None
+    """Function that adds to the description what images need in the decoder. It gets the config and the decoder's
     fields.
     """
 
@@ -103,7 +103,7 @@ class TextPart:
         tied = (f"{self.head}.weight",) if description.tied_embeddings else ()
         context = min(description.max_positions, _unscaled_context(fields) or description.max_positions)
         description = replace(description, max_positions=context, other_parts=(*self.others, *tied))
-        return description if self.pictures is None else self.pictures(config, fields, description)
+        return description if self.images is None else self.images(config, fields, description)
 
     def layout(self, description: DecoderDescription, /) -> tuple[Parameter, ...]:
         """See `Family`."""
@@ -125,18 +125,18 @@ def _unscaled_context(fields: Mapping[str, Any]) -> int | None:
     return integer(scaling, "original_max_position_embeddings")
 
 
-def _gemma3_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
-    return replace(text, mutual_pictures=True)
+def _gemma3_images(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
+    return replace(text, mutual_images=True)
 
 
-def _qwen3_vl_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
-    """Adds the alternating sections of rotary positions, and the number of layers that pictures add embeddings to."""
+def _qwen3_vl_images(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
+    """Adds the alternating sections of rotary positions, and the number of layers that images add embeddings to."""
     rope = replace(_in_sections(text, fields, _QWEN3_VL_SECTIONS), interleaved_sections=True)
     levels = (config.get("vision_config") or {}).get("deepstack_visual_indexes", _QWEN3_VL_LEVELS)
-    return replace(text, rope=rope, picture_layers=len(levels))
+    return replace(text, rope=rope, image_layers=len(levels))
 
 
-def _glm4v_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
+def _glm4v_images(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
     return replace(text, rope=_in_sections(text, fields, _GLM4V_SECTIONS))
 
 
@@ -160,7 +160,7 @@ _LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
 TEXT_PARTS = (
     _LLAVA_LIKE(
         ARCHITECTURES=("Gemma3ForConditionalGeneration",), others=_LLAVA_PARTS, kinds=("gemma3_text",),
-        pictures=_gemma3_pictures,
+        images=_gemma3_images,
     ),
     _LLAVA_LIKE(
         ARCHITECTURES=("Mistral3ForConditionalGeneration",), others=_LLAVA_PARTS, kinds=("mistral", "ministral3"),
@@ -173,9 +173,9 @@ TEXT_PARTS = (
         kinds=("qwen2",),
     ),
     _IN_MODEL(
-        ARCHITECTURES=("Qwen3VLForConditionalGeneration",), kinds=("qwen3_vl_text",), pictures=_qwen3_vl_pictures,
+        ARCHITECTURES=("Qwen3VLForConditionalGeneration",), kinds=("qwen3_vl_text",), images=_qwen3_vl_images,
     ),
-    _IN_MODEL(ARCHITECTURES=("Glm4vForConditionalGeneration",), kinds=("glm4v_text",), pictures=_glm4v_pictures),
+    _IN_MODEL(ARCHITECTURES=("Glm4vForConditionalGeneration",), kinds=("glm4v_text",), images=_glm4v_images),
     TextPart(
         ARCHITECTURES=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
         body="model.text_model", head="lm_head", others=("model.vision_model.", "model.connector."), kinds=("llama",),

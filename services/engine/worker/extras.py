@@ -16,7 +16,7 @@ from services.engine.adapters.shards import local_adapter
 from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.shard import ALONE, Shard
 from shared.config import EngineSettings, SettingsError
-from shared.models.picture_models import check_takes_pictures
+from shared.models.image_models import check_takes_images
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ def serves_adapters(settings: EngineSettings) -> bool:
 
 
 def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
-    """Raises `SettingsError` if pictures or adapters are enabled for a model that does not support them."""
+    """Raises `SettingsError` if images or adapters are enabled for a model that does not support them."""
     if settings.enable_mm:
-        check_takes_pictures(config)
+        check_takes_images(config)
     if not serves_adapters(settings):
         return
     if not has_family(config):
@@ -50,14 +50,14 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
 
 
 def check_stages(settings: EngineSettings, config: Mapping[str, Any], shard: Shard) -> None:
-    """Raises `SettingsError`, on every rank, if pictures add embeddings to layers that are not in the first stage."""
+    """Raises `SettingsError`, on every rank, if images add embeddings to layers that are not in the first stage."""
     if not settings.enable_mm or shard.pp_size == 1 or not has_family(config):
         return
     description = find_family(config).describe(config)
-    first, needed = len(Shard(pp_size=shard.pp_size).layers(description.num_layers)), description.picture_layers
+    first, needed = len(Shard(pp_size=shard.pp_size).layers(description.num_layers)), description.image_layers
     if first < needed:
         raise SettingsError(
-            f"--pipeline-parallel-size: pictures of this model add embeddings to the outputs of its first {needed} "
+            f"--pipeline-parallel-size: images of this model add embeddings to the outputs of its first {needed} "
             f"layers, and the first of {shard.pp_size} stages has {first}; use fewer stages"
         )
 

@@ -23,9 +23,9 @@ from services.engine.kv.pieces import NativeCopy
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.sampling.grammar import grammar_compiler
+from services.engine.worker.batch.images import SpatialPositions, embedding_rows, spatial_positions
 from services.engine.worker.batch.inputs import FlatStep, flatten
 from services.engine.worker.batch.mask_turns import MaskTurns
-from services.engine.worker.batch.pictures import SpatialPositions, embedding_rows, spatial_positions
 from services.engine.worker.batch.pooling import PoolingRows
 from services.engine.worker.batch.state_table import StateTable
 from services.engine.worker.capacity.budget import Backend, MemoryPlan, plan_measured
@@ -66,8 +66,8 @@ class StateSpec:
     """Memory of the LoRA adapters that the worker may keep."""
     model_dtype: torch.dtype | None = None
     """Type of the model's embeddings; None: `dtype`."""
-    takes_pictures: bool = False
-    """See `EngineFacts.takes_pictures`."""
+    takes_images: bool = False
+    """See `EngineFacts.takes_images`."""
     variant_because: str = ""
     """See `EngineFacts.variant_because`."""
 
@@ -134,21 +134,21 @@ class StepWorker(ABC):
         for sequence in plan.new:
             if sequence.prompt_adapter:
                 rows = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
-                # Padded to the width of the embeddings of pictures, which may be in the same step.
-                self._virtual[sequence.row] = F.pad(rows, (0, rows.shape[1] * self._picture_layers))
+                # Padded to the width of the embeddings of images, which may be in the same step.
+                self._virtual[sequence.row] = F.pad(rows, (0, rows.shape[1] * self._image_layers))
             elif self._virtual:
                 self._virtual.pop(sequence.row, None)
-            self._take_pictures(sequence)
+            self._take_images(sequence)
 
-    def _take_pictures(self, sequence: NewSequence) -> None:
-        if sequence.pictures and self._embeds:
-            self._virtual[sequence.row] = embedding_rows(sequence.pictures, self._model_dtype, self._device)
-        if sequence.pictures and self._has_sections:
-            self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.pictures)
+    def _take_images(self, sequence: NewSequence) -> None:
+        if sequence.images and self._embeds:
+            self._virtual[sequence.row] = embedding_rows(sequence.images, self._model_dtype, self._device)
+        if sequence.images and self._has_sections:
+            self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.images)
         elif self._spatial:
             self._spatial.pop(sequence.row, None)
-        if sequence.pictures and self._facts.mutual_pictures:
-            self._spans[sequence.row] = [(one.start, one.start + one.num_tokens) for one in sequence.pictures]
+        if sequence.images and self._facts.mutual_images:
+            self._spans[sequence.row] = [(one.start, one.start + one.num_tokens) for one in sequence.images]
         elif self._spans:
             self._spans.pop(sequence.row, None)
 
@@ -226,21 +226,21 @@ class StepWorker(ABC):
             embedding_size=spec.embedding_size,
             pooling_kind=spec.pooling_kind,
             generates=description.has_head,
-            takes_pictures=spec.takes_pictures,
-            mutual_pictures=spec.takes_pictures and description.mutual_pictures,
+            takes_images=spec.takes_images,
+            mutual_images=spec.takes_images and description.mutual_images,
             variant_because=spec.variant_because,
             num_stages=spec.ranks.shard.pp_size,
         )
         self._pooling = PoolingRows(spec.embedding_size)
         self._virtual: dict[int, Tensor] = {}
         """The embeddings of the virtual tokens of each row that has any, [virtual tokens, width]: of a prompt adapter
-        or of pictures (`PlacedPicture.embeddings`)."""
+        or of images (`PlacedImage.embeddings`)."""
         self._spatial: dict[int, SpatialPositions] = {}
-        """Positions of the prompt of each row that has pictures, in a model with positions in rows and columns."""
+        """Positions of the prompt of each row that has images, in a model with positions in rows and columns."""
         self._spans: dict[int, Spans] = {}
-        """The pictures of each row that has any, in a model whose pictures' tokens attend to each other."""
+        """The images of each row that has any, in a model whose images' tokens attend to each other."""
         self._has_sections = description.rope is not None and bool(description.rope.sections)
-        self._picture_layers = description.picture_layers
+        self._image_layers = description.image_layers
         self._embeds = spec.ranks.stage is None or spec.ranks.is_first
         """Whether this worker computes token embeddings; later pipeline stages do not."""
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device

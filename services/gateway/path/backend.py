@@ -98,7 +98,7 @@ class GatewayBackend:
         prompts = await tokenize_only(self.parts, request, card, return_tokens=return_tokens)
         return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in prompts]
 
-    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
+    async def fetch_images(self, request: GenerationRequest) -> GenerationRequest:
         """See Backend."""
         for guest in self.parts.guests:
             request = await guest.fetched(request)

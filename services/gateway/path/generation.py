@@ -16,7 +16,7 @@ from shared.codec import TOKEN_BYTES
 from shared.messages import ChatMessage, ModelFacts
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
-from shared.request.pictures import PictureInput
+from shared.request.images import ImageInput
 
 FLEX = "flex"
 """OpenAI's service tier for requests that may wait: they run in the idle lane."""
@@ -115,8 +115,8 @@ class PromptInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Text after the output of each of `texts`."""
     second_texts: tuple[str, ...] = ()
     """For each of `texts`, the second text of a pair; the two texts become one prompt. Empty: there are no pairs."""
-    pictures: tuple[PictureInput, ...] = ()
-    """The pictures of `messages`, in order."""
+    images: tuple[ImageInput, ...] = ()
+    """The images of `messages`, in order."""
     names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
     truncate_prompt_tokens: int = 0
@@ -343,7 +343,7 @@ class ModelCard:
     """How the model marks its reasoning, by its chat template; a key of REASONING_FORMATS or ""."""
     embedding_size: int = 0
     """See `EngineStatus.embedding_size`."""
-    takes_pictures: bool = False
+    takes_images: bool = False
     """Whether conversations may contain images."""
     generates: bool = True
     """Whether the model can generate text."""
@@ -389,8 +389,8 @@ class Backend(Protocol):
         """Returns for each text, or for the conversation, its token ids and (if `return_tokens`) each token's text."""
         ...
 
-    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns the request with the files of pictures that are given by URL. Raises ServiceError naming a picture.
+    async def fetch_images(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request with the files of images that are given by URL. Raises ServiceError naming an image.
 
         Nothing is fetched for a request that the limits of its key do not admit. The returned request may have a
         `reservation`: the caller passes the request to `generate`, or withdraws the reservation.

@@ -16,8 +16,8 @@ from services.gateway.path.sequence_state import Address, SequenceState
 from shared.errors import ServiceError
 from shared.messages import (
     Heartbeat,
-    PictureTokens,
-    PromptPicture,
+    ImageTokens,
+    PromptImage,
     SequenceMark,
     SequenceRef,
     TextEvent,
@@ -64,11 +64,11 @@ class Attachment(Protocol):
     """Something in a conversation besides text that takes tokens of the prompt: an image."""
 
     @property
-    def tokens(self) -> PictureTokens:
+    def tokens(self) -> ImageTokens:
         """Its description for tokenizers."""
         ...
 
-    def placed(self, start: int) -> PromptPicture:
+    def placed(self, start: int) -> PromptImage:
         """Returns its description for engines. `start`: position of its first token in the prompt."""
         ...
 

@@ -10,7 +10,7 @@ from services.gateway.path.sequence_state import SequenceState
 from shared import limits
 from shared.actors.host import Host
 from shared.codec import TOKEN_BYTES, pack_ids
-from shared.messages import OpenStream, PromptPicture, Retarget, Submit
+from shared.messages import OpenStream, PromptImage, Retarget, Submit
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
 from shared.request.choices import choice_params
@@ -30,7 +30,7 @@ class Prompt:
     block_hashes: bytes
     end_token_ids: tuple[int, ...] = ()
     tail: str = ""
-    pictures: tuple[PromptPicture, ...] = ()
+    images: tuple[PromptImage, ...] = ()
     num_first_tokens: int = 0
     """For a pair of texts: see `PoolingParams`."""
 
@@ -140,7 +140,7 @@ class RequestMessages:
             kv_source=None if sequence.prefill is None else sequence.prefill.source,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
-            pictures=prompt.pictures,
+            images=prompt.images,
             idle_s=self._idle_s() if self.idle_until else 0.0,
         )
 
@@ -174,7 +174,7 @@ class RequestMessages:
             kv_transfer_id=sequence.prefill.source.transfer_id,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
-            pictures=prompt.pictures,
+            images=prompt.images,
             idle_s=self._idle_s() if self.idle_until else 0.0,
         )
 

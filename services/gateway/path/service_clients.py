@@ -20,15 +20,15 @@ from shared.messages import (
     DetokenizeReply,
     DetokenizeRequest,
     Done,
-    EncodePicture,
+    EncodeImage,
     ErrorReply,
+    ImageEncoded,
     Message,
     OpenBatch,
     OpenBatchReply,
     OpenStream,
     OwnershipQuery,
     OwnershipReply,
-    PictureEncoded,
     ProgressQuery,
     Resend,
     Retarget,
@@ -41,14 +41,14 @@ from shared.messages import (
 )
 
 _TOKENIZED = Decoder([TokenizeReply, DetokenizeReply, ErrorReply])
-_ENCODED = Decoder([PictureEncoded, ErrorReply])
+_ENCODED = Decoder([ImageEncoded, ErrorReply])
 _ACK = Decoder([Ack, ErrorReply])
 _OPENED = Decoder([OpenBatchReply, ErrorReply])
 _SUBMITTED = Decoder([SubmitBatchReply, ErrorReply])
 TOKENIZE_CHARS_PER_S = 250_000
 """Rate at which the timeout of a tokenize request grows with its text. Every tokenizer is faster."""
 FIRST_TRY_S = 0.3
-PICTURE_TRY_S = 2.0
+IMAGE_TRY_S = 2.0
 """Timeout of the first request to encode an image. A retry for the same image waits for the same computation."""
 RETRY_PAUSE_S = 0.05
 ProbeResult = Literal["gone", "silent", "answers"]
@@ -103,8 +103,8 @@ class ServiceClients:
                 subject, name = self._another_tokenizer(message.model, tried)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def picture(self, message: EncodePicture) -> PictureEncoded:
-        """Has a picture encoded by one of the model's image services. Raises ServiceError.
+    async def image(self, message: EncodeImage) -> ImageEncoded:
+        """Has an image encoded by one of the model's image services. Raises ServiceError.
 
         Without an answer the request is sent again, which is safe: a replica that already encodes the image continues.
         """
@@ -112,9 +112,9 @@ class ServiceClients:
         subject, alone_until = self._subjects.vision(message.model), self._now() + limits.QUEUE_WAIT_S
         while True:
             try:
-                timeout_s = PICTURE_TRY_S * 2 ** min(attempt, 3)
+                timeout_s = IMAGE_TRY_S * 2 ** min(attempt, 3)
                 reply = await ask(self._host.transport, subject, message, _ENCODED, timeout_s=timeout_s)
-                assert isinstance(reply, PictureEncoded)
+                assert isinstance(reply, ImageEncoded)
                 return reply
             except RequestTimeoutError:
                 attempt, alone_until = attempt + 1, self._now() + limits.QUEUE_WAIT_S

@@ -14,7 +14,7 @@ from shared.flags import SettingsError
 
 
 class Embedded(NamedTuple):
-    """An image as tokens: `embeddings` [rows * columns, width], row by row. `width`: see `PlacedPicture`.
+    """An image as tokens: `embeddings` [rows * columns, width], row by row. `width`: see `PlacedImage`.
 
     If a family's tokens have no positions in rows and columns, there is one row.
     """
@@ -26,7 +26,7 @@ class Embedded(NamedTuple):
     """The image's tokens in a prompt, if there are other tokens between the image tokens (`token_id`)."""
 
 
-class PictureFamily(ABC):
+class ImageFamily(ABC):
     """The processor and the encoder of one model.
 
     `module` contains the encoder in the type `dtype`; its weights are set after construction.
@@ -64,13 +64,13 @@ class PictureFamily(ABC):
 
     @abstractmethod
     def patches_max(self) -> int:
-        """Returns how many patches the largest picture has, those of all its tiles together.
+        """Returns how many patches the largest image has, those of all its tiles together.
 
         It follows from the processor's arguments; `antiphon plan` predicts the memory of a service with it.
         """
 
     def tokens_max(self) -> int:
-        """Returns how many embeddings the largest picture has, before any are left out."""
+        """Returns how many embeddings the largest image has, before any are left out."""
         return self.patches_max()
 
     @property
@@ -93,7 +93,7 @@ class PictureFamily(ABC):
         return 0
 
     @abstractmethod
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
+    def embed(self, image: Image.Image, device: str) -> Embedded:
         """Returns the tokens of an RGB image. `module` is on the device."""
 
 
@@ -146,6 +146,6 @@ def _known(found: Mapping[Any, Any], name: object, directory: Path) -> Any:
     if name not in found:
         raise SettingsError(
             f"--enable-mm: the tokenizer in {directory} does not have the token {name!r}, which this model has in "
-            "prompts with pictures"
+            "prompts with images"
         )
     return found[name]

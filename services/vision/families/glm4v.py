@@ -1,6 +1,6 @@
-"""GLM-4.1V and GLM-4V: pictures of any size; each 2 x 2 patches form one token with a row and a column.
+"""GLM-4.1V and GLM-4V: images of any size; each 2 x 2 patches form one token with a row and a column.
 
-The model's chat template writes `<|begin_of_image|>` and `<|end_of_image|>` around the token for a picture.
+The model's chat template writes `<|begin_of_image|>` and `<|end_of_image|>` around the token for an image.
 """
 
 from collections.abc import Mapping
@@ -9,30 +9,30 @@ from typing import Any
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
 
-from services.vision.families.grid import GridPictures
+from services.vision.families.grid import GridImages
 
 
-class Glm4vPictures(GridPictures):
-    """See PictureFamily."""
+class Glm4vImages(GridImages):
+    """See ImageFamily."""
 
     def pixels_max(self) -> int:
-        """See GridPictures. The processor counts a picture as `temporal_patch_size` frames of a video."""
+        """See GridImages. The processor counts an image as `temporal_patch_size` frames of a video."""
         return super().pixels_max() // self._processor.temporal_patch_size
 
     def mlp_width(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return self._config.vision_config.out_hidden_size
 
     def projected_width(self) -> int:
-        """See PictureFamily. The MLP after the encoder has the width `intermediate_size` of the config."""
+        """See ImageFamily. The MLP after the encoder has the width `intermediate_size` of the config."""
         return self._config.vision_config.intermediate_size
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return Glm4vImageProcessorPil
 
     @staticmethod
     def encoder(config: Any) -> Any:
-        """See GridPictures."""
+        """See GridImages."""
         return Glm4vVisionModel

@@ -1,4 +1,4 @@
-"""Base class of models whose pictures have any size, and whose tokens have places in rows and columns.
+"""Base class of models whose images have any size, and whose tokens have places in rows and columns.
 
 The encoder is a module of its own (`visual`), and each 2 x 2 of its patches (`spatial_merge_size`) are one token.
 """
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from PIL import Image
 
-from services.vision.families.family import Embedded, PictureFamily
+from services.vision.families.family import Embedded, ImageFamily
 
 _PREFIXES = ("visual.", "model.visual.")
 
 
-class GridPictures(PictureFamily):
-    """See PictureFamily. A subclass says which processor and which encoder the model has."""
+class GridImages(ImageFamily):
+    """See ImageFamily. A subclass says which processor and which encoder the model has."""
 
     FIXED = frozenset({"patch_size", "temporal_patch_size", "merge_size"})
 
@@ -29,15 +29,15 @@ class GridPictures(PictureFamily):
         self.token_id = config.image_token_id
 
     def pixels_max(self) -> int:
-        """Returns how many pixels a picture has at most for the encoder."""
+        """Returns how many pixels an image has at most for the encoder."""
         return self._processor.size["longest_edge"]
 
     def patches_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return self.pixels_max() // self._processor.patch_size**2
 
     def tokens_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return self.patches_max() // self._merge**2
 
     @staticmethod
@@ -46,13 +46,13 @@ class GridPictures(PictureFamily):
         """Returns the class of the encoder."""
 
     def parameter(self, name: str) -> str | None:
-        """See PictureFamily."""
+        """See ImageFamily."""
         prefix = next((each for each in _PREFIXES if name.startswith(each)), None)
         return None if prefix is None else name.removeprefix(prefix)
 
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """See PictureFamily."""
-        found = self._processor(picture, return_tensors="pt")
+    def embed(self, image: Image.Image, device: str) -> Embedded:
+        """See ImageFamily."""
+        found = self._processor(image, return_tensors="pt")
         grid = found["image_grid_thw"]
         patches = found["pixel_values"].to(device=device, dtype=self.dtype)
         output = self.module(patches, grid_thw=grid.to(device))

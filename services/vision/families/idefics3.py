@@ -1,7 +1,7 @@
-"""Idefics 3 and SmolVLM: a picture is cut into tiles of the encoder's size; a small copy of the whole picture follows.
+"""Idefics 3 and SmolVLM: an image is cut into tiles of the encoder's size; a small copy of the whole image follows.
 
 Each tile has the same number of tokens, after a text that names its row and column (`<row_1_col_2>`). The checkpoint's
-tokenizer decides whether such a name is one token or several, so the tokens of a picture are those of that text.
+tokenizer decides whether such a name is one token or several, so the tokens of an image are those of that text.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import MAX_IMAGE
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from services.vision.families.family import Embedded, named_token, special_token, token_texts
-from services.vision.families.tower import TowerPictures
+from services.vision.families.tower import TowerImages
 from shared.flags import SettingsError
 
 
-class Idefics3Pictures(TowerPictures):
-    """See PictureFamily."""
+class Idefics3Images(TowerImages):
+    """See ImageFamily."""
 
     FIXED = frozenset({"max_image_size", "do_pad", "return_row_col_info"})
     PARTS: ClassVar[tuple[str, ...]] = ("vision_model.", "connector.")
@@ -35,23 +35,23 @@ class Idefics3Pictures(TowerPictures):
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return SmolVLMImageProcessorPil if config.model_type == "smolvlm" else Idefics3ImageProcessorPil
 
     def tiles_max(self) -> int:
-        """See TowerPictures. If a picture is cut, a small copy of the whole picture is one more tile."""
+        """See TowerImages. If an image is cut, a small copy of the whole image is one more tile."""
         processor = self._processor
         side = -(-min(processor.size["longest_edge"], MAX_IMAGE_SIZE) // processor.max_image_size["longest_edge"])
         return 1 + side * side if processor.do_image_splitting and side > 1 else 1
 
     def tokens_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return self.patches_max() // self._config.scale_factor**2
 
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """See PictureFamily."""
-        found = self._processor(picture, return_tensors="pt")
-        # The processor returns a batch of one list, which has the tiles of this picture.
+    def embed(self, image: Image.Image, device: str) -> Embedded:
+        """See ImageFamily."""
+        found = self._processor(image, return_tensors="pt")
+        # The processor returns a batch of one list, which has the tiles of this image.
         pixels = found["pixel_values"][0].to(device=device, dtype=self.dtype)
         [[rows]], [[columns]] = found["rows"], found["cols"]
         model: Any = self.module
@@ -61,7 +61,7 @@ class Idefics3Pictures(TowerPictures):
         return Embedded(1, tiles.shape[0] * tiles.shape[1], tiles.flatten(0, 1), layout)
 
     def _layout(self, rows: int, columns: int, tokens_of_tile: int) -> tuple[int, ...]:
-        """Returns the tokens of a picture with these rows and columns of tiles. With 0 rows it has only the small copy.
+        """Returns the tokens of an image with these rows and columns of tiles. With 0 rows it has only the small copy.
 
         The text is that of `Idefics3Processor`, but with one image token for each tile, which is then repeated.
         """

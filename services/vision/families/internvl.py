@@ -12,11 +12,11 @@ from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from services.vision.families.family import Embedded, special_token, token_texts
-from services.vision.families.tower import TowerPictures
+from services.vision.families.tower import TowerImages
 
 
-class InternVlPictures(TowerPictures):
-    """See PictureFamily."""
+class InternVlImages(TowerImages):
+    """See ImageFamily."""
 
     FIXED = frozenset({"size", "do_resize"})
     DEFAULTS: ClassVar[Mapping[str, Any]] = {"crop_to_patches": True}
@@ -29,21 +29,21 @@ class InternVlPictures(TowerPictures):
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return GotOcr2ImageProcessorPil
 
     def tiles_max(self) -> int:
-        """See TowerPictures. If a picture is cut, a small copy of the whole picture is one more tile."""
+        """See TowerImages. If an image is cut, a small copy of the whole image is one more tile."""
         most = self._processor.max_patches
         return 1 + most if self._processor.crop_to_patches and most > 1 else 1
 
     def tokens_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return self.tiles_max() * self._config.image_seq_length
 
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """See PictureFamily."""
-        found = self._processor(picture, return_tensors="pt")
+    def embed(self, image: Image.Image, device: str) -> Embedded:
+        """See ImageFamily."""
+        found = self._processor(image, return_tensors="pt")
         pixels = found["pixel_values"].to(device=device, dtype=self.dtype)
         model: Any = self.module
         output = model.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1)

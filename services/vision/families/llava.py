@@ -1,8 +1,8 @@
 """LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: a CLIP or SigLIP encoder, and a projection of its patches to tokens.
 
-A picture of LLaVA 1.5 has one size, that of the encoder, and so always the same number of tokens. LLaVA-NeXT also cuts
-a large picture into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row, and
-LLaVA-OneVision reduces the number of patches by interpolation if a picture would have many (`anyres_max_9`).
+An image of LLaVA 1.5 has one size, that of the encoder, and so always the same number of tokens. LLaVA-NeXT also cuts
+a large image into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row, and
+LLaVA-OneVision reduces the number of patches by interpolation if an image would have many (`anyres_max_9`).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from services.vision.families.tower import TowerPictures
+from services.vision.families.tower import TowerImages
 from shared.flags import SettingsError
 
 _PROCESSORS: dict[str, Any] = {
@@ -32,15 +32,15 @@ _USUAL = {
 }
 
 
-class LlavaPictures(TowerPictures):
-    """See PictureFamily."""
+class LlavaImages(TowerImages):
+    """See ImageFamily."""
 
     FIXED = frozenset({"size", "crop_size", "do_resize", "do_center_crop", "image_grid_pinpoints"})
 
-    PARTS = (*TowerPictures.PARTS, "image_newline")
+    PARTS = (*TowerImages.PARTS, "image_newline")
 
     def tiles_max(self) -> int:
-        """See TowerPictures. If a picture is cut, a small copy of the whole picture is one more tile."""
+        """See TowerImages. If an image is cut, a small copy of the whole image is one more tile."""
         side = self._config.vision_config.image_size
         pinpoints = getattr(self._config, "image_grid_pinpoints", None) or ()
         tiles = [(height // side) * (width // side) for height, width in pinpoints]
@@ -48,7 +48,7 @@ class LlavaPictures(TowerPictures):
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily. Raises SettingsError for an unsupported processor."""
+        """See ImageFamily. Raises SettingsError for an unsupported processor."""
         named = fields.get("image_processor_type") or fields.get("feature_extractor_type") or _USUAL[config.model_type]
         found = _PROCESSORS.get(str(named).removesuffix("Fast").removesuffix("Pil"))
         if found is None:

@@ -9,11 +9,11 @@ from PIL import Image
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
 from services.vision.families.family import Embedded, read_object, token_ids
-from services.vision.families.tower import TowerPictures
+from services.vision.families.tower import TowerImages
 
 
-class Mistral3Pictures(TowerPictures):
-    """See PictureFamily."""
+class Mistral3Images(TowerImages):
+    """See ImageFamily."""
 
     FIXED = frozenset({"patch_size"})
 
@@ -28,27 +28,27 @@ class Mistral3Pictures(TowerPictures):
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return PixtralImageProcessorPil
 
     def patches_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         size, patch = self._processor.size, self._config.vision_config.patch_size
         sides = [size["longest_edge"]] * 2 if size.get("longest_edge") else [size["height"], size["width"]]
         rows, columns = (-(-side // self._side) * self._side // patch for side in sides)
         return rows * columns
 
     def tokens_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return self.patches_max() // self._config.spatial_merge_size**2
 
     def mask_bytes(self) -> int:
-        """See PictureFamily. The mask says for each pair of patches whether one sees the other."""
+        """See ImageFamily. The mask says for each pair of patches whether one sees the other."""
         return self.patches_max() ** 2 * self.dtype.itemsize
 
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """See PictureFamily."""
-        found = self._processor(picture, return_tensors="pt")
+    def embed(self, image: Image.Image, device: str) -> Embedded:
+        """See ImageFamily."""
+        found = self._processor(image, return_tensors="pt")
         pixels, sizes = found["pixel_values"].to(device=device, dtype=self.dtype), found["image_sizes"]
         model: Any = self.module
         output = model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output[0]

@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-from services.vision.families.grid import GridPictures
+from services.vision.families.grid import GridImages
 
 _ENCODERS: dict[str, Any] = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,
@@ -21,15 +21,15 @@ _ENCODERS: dict[str, Any] = {
 }
 
 
-class QwenVlPictures(GridPictures):
-    """See PictureFamily."""
+class QwenVlImages(GridImages):
+    """See ImageFamily."""
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily."""
+        """See ImageFamily."""
         return Qwen2VLImageProcessorPil
 
     @staticmethod
     def encoder(config: Any) -> Any:
-        """See GridPictures."""
+        """See GridImages."""
         return _ENCODERS[config.model_type]

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from transformers import AutoModel, LlamaConfig
 
-from services.vision.families.family import Embedded, PictureFamily
+from services.vision.families.family import Embedded, ImageFamily
 
 
-class TowerPictures(PictureFamily):
-    """See PictureFamily. A subclass defines the processor."""
+class TowerImages(ImageFamily):
+    """See ImageFamily. A subclass defines the processor."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
     """Beginnings of the names of the encoder's tensors, after the prefix `model.`."""
@@ -40,25 +40,25 @@ class TowerPictures(PictureFamily):
         self.token_id = config.image_token_id
 
     def parameter(self, name: str) -> str | None:
-        """See PictureFamily."""
+        """See ImageFamily."""
         name = name.removeprefix("model.")
         if not name.startswith(self.PARTS):
             return None
         return name.replace("vision_tower.vision_model.", "vision_tower.", 1)
 
     def tiles_max(self) -> int:
-        """Returns how many tiles of the encoder's size the largest picture becomes."""
+        """Returns how many tiles of the encoder's size the largest image becomes."""
         return 1
 
     def patches_max(self) -> int:
-        """See PictureFamily."""
+        """See ImageFamily."""
         vision = self._config.vision_config
         side, patch = (each if isinstance(each, int) else each[0] for each in (vision.image_size, vision.patch_size))
         return self.tiles_max() * (side // patch) ** 2
 
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """See PictureFamily."""
-        found = self._processor(picture, return_tensors="pt")
+    def embed(self, image: Image.Image, device: str) -> Embedded:
+        """See ImageFamily."""
+        found = self._processor(image, return_tensors="pt")
         pixels = found["pixel_values"].to(device=device, dtype=self.dtype)
         sizes = {"image_sizes": found["image_sizes"]} if "image_sizes" in found else {}
         model: Any = self.module

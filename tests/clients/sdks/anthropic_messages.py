@@ -15,10 +15,10 @@ from tests.clients.checks import (
     ASK,
     EYE,
     HOST,
+    IMAGE,
     KEY,
     MODEL,
     PARAMETERS,
-    PICTURE,
     QUESTION,
     SLOW_KEY,
     STORY,
@@ -200,20 +200,20 @@ def a_document_of_text_is_read():
     assert found.usage.input_tokens + found.usage.cache_read_input_tokens > alone + 5
 
 
-@refused("documents and pictures that are files", "A document that is a file")
+@refused("documents and images that are files", "A document that is a file")
 def a_document_that_is_a_file_is_read():
     source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
     messages.create(**{**PLAIN, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]})
 
 
-@refused("documents and pictures that are files", "'purpose'")
+@refused("documents and images that are files", "'purpose'")
 def a_file_is_uploaded():
     client.beta.files.upload(file=("a.txt", b"The kettle is blue.", "text/plain"))
 
 
 @check
-def a_picture_is_read():
-    source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+def a_image_is_read():
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
     parts = [{"type": "text", "text": ASK}, {"type": "image", "source": source}]
     asked = {**PLAIN, "model": EYE, "messages": [{"role": "user", "content": parts}], "max_tokens": 3}
     assert messages.create(**asked).stop_reason == "max_tokens"

@@ -7,9 +7,9 @@ from tests.clients.checks import (
     ASK,
     EYE,
     HOST,
+    IMAGE,
     KEY,
     MODEL,
-    PICTURE,
     QUESTION,
     STORY,
     THINKER,
@@ -87,8 +87,8 @@ def thinking_is_separated():
 
 
 @check
-def a_picture_is_read():
-    message = {"role": "user", "content": ASK, "images": [PICTURE]}
+def a_image_is_read():
+    message = {"role": "user", "content": ASK, "images": [IMAGE]}
     assert client.chat(EYE, [message], options={**OPTIONS, "num_predict": 3}).eval_count == 3
 
 

@@ -10,9 +10,9 @@ from tests.clients.checks import (
     ANSWER,
     ASK,
     EYE,
+    IMAGE,
     KEY,
     MODEL,
-    PICTURE,
     QUESTION,
     STORY,
     THINKER,
@@ -173,9 +173,9 @@ def a_seed_repeats_an_answer():
 
 
 @check
-def a_picture_is_read():
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
-    message = {"role": "user", "content": [{"type": "text", "text": ASK}, picture]}
+def a_image_is_read():
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}}
+    message = {"role": "user", "content": [{"type": "text", "text": ASK}, image]}
     assert chat.create(model=EYE, messages=[message], max_tokens=3, temperature=0).usage.completion_tokens == 3
 
 
@@ -201,7 +201,7 @@ def a_custom_tool_is_called_in_a_chat():
     chat.create(**{**PLAIN, "tools": [{"type": "custom", "custom": {"name": "shell"}}]})
 
 
-@refused("| audio, videos, files that are not pictures |", "audio")
+@refused("| audio, videos, files that are not images |", "audio")
 def an_answer_is_spoken():
     chat.create(**PLAIN, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"})
 

@@ -9,10 +9,10 @@ from tests.clients.checks import (
     ANSWER,
     ASK,
     EYE,
+    IMAGE,
     KEY,
     MODEL,
     PARAMETERS,
-    PICTURE,
     THINKER,
     URL,
     Answer,
@@ -112,10 +112,10 @@ def a_response_has_log_probabilities():
 
 
 @check
-def a_picture_is_read():
+def a_image_is_read():
     parts = [
         {"type": "input_text", "text": ASK},
-        {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}"},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{IMAGE}"},
     ]
     found = responses.create(model=EYE, input=[{"role": "user", "content": parts}], max_output_tokens=3, temperature=0)
     assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")

@@ -354,21 +354,21 @@ def test_the_model_calls_a_tool_and_gets_the_result(console: Served, browser: Br
     browser.wait("document.querySelector('[role=alert]')?.innerText.includes('not JSON')")
 
 
-def test_a_picture_is_shown_and_a_model_without_eyes_says_so(console: Served, browser: Browser):
+def test_a_image_is_shown_and_a_model_without_eyes_says_so(console: Served, browser: Browser):
     browser.open(address(console, "chat"))
     browser.wait(HAS_MODEL)
     browser.js(
         "(async () => { const canvas = Object.assign(document.createElement('canvas'), {width: 8, height: 8});"
         "const data = new DataTransfer();"
         "data.items.add(new File([await new Promise((done) => canvas.toBlob(done))], 'red.png', {type: 'image/png'}));"
-        "const field = document.querySelector('[name=pictures]'); field.files = data.files;"
+        "const field = document.querySelector('[name=images]'); field.files = data.files;"
         "field.dispatchEvent(new Event('change')); })()"
     )
-    browser.wait("document.querySelector('.pictures img')?.naturalWidth === 8")
+    browser.wait("document.querySelector('.images img')?.naturalWidth === 8")
     ask(browser, "What do you see?")
     browser.wait("document.querySelector('.message.user img')?.naturalWidth === 8")
     browser.wait("document.querySelector('[role=alert]')?.innerText.includes('--enable-mm')")
-    assert browser.js("document.querySelector('.pictures')") is None
+    assert browser.js("document.querySelector('.images')") is None
 
 
 def test_charts_move_under_load(console: Served, browser: Browser):

@@ -98,7 +98,7 @@ def test_the_conversation_streams_and_its_whole_history_is_sent_each_time(
     }
 
 
-def test_pictures_are_sent_with_the_first_message(
+def test_images_are_sent_with_the_first_message(
     server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff file")
@@ -106,8 +106,8 @@ def test_pictures_are_sent_with_the_first_message(
     body = Handler.asked[-1][2]
     assert body is not None
     first, _, second = body["messages"]
-    picture, text = first["content"]
-    assert picture["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    image, text = first["content"]
+    assert image["image_url"]["url"].startswith("data:image/jpeg;base64,")
     assert (text, second["content"]) == ({"type": "text", "text": "Look"}, "More")
     with pytest.raises(SettingsError, match=r"b\.png cannot be read"):
         talk(server, ["Look"], "--image", f"{tmp_path}/b.png")

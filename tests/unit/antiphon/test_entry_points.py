@@ -402,7 +402,7 @@ def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[
         headings = [line[:-1] for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
         assert headings[-11:] == [
             "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution",
-            "engine: parallel", "engine: KV transfer", "adapters", "pictures", "bus",
+            "engine: parallel", "engine: KV transfer", "adapters", "images", "bus",
         ]  # fmt: skip
 
 

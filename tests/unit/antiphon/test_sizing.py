@@ -128,11 +128,11 @@ def test_the_vision_encoder_is_counted_on_its_device(
     expected = sum(tensor.nbytes for tensor in kept.state_dict().values())
     text, card = ServeSettings(model=str(directory)), Card("card", 2048)
     on_main, on_gpu = replace(text, enable_mm=True), replace(text, enable_mm=True, vision_device="cuda", visions=2)
-    found = sizing.pictures_of(on_main, directory)
+    found = sizing.images_of(on_main, directory)
     assert found is not None
     needs = found.each
     assert needs.weights == pytest.approx(expected, rel=0.01)
-    assert sizing.pictures_of(text, directory) is None
+    assert sizing.images_of(text, directory) is None
     beside = [sizing.on_cpu(settings, directory).needs.beside_bytes for settings in (text, on_main, on_gpu)]
     assert beside == [0, needs.weights + needs.step + needs.kept, 2 * (needs.reading + needs.kept)]
     fits = [on_card(settings, directory, card) for settings in (text, on_main, on_gpu)]
@@ -142,16 +142,16 @@ def test_the_vision_encoder_is_counted_on_its_device(
     assert main(["plan", str(directory), "--enable-mm"]) == 0
     told = capsys.readouterr().out
     assert re.search(
-        r"pictures +\d+\.\d [KM]iB of main memory for the vision encoder and \d+\.\d MiB for its largest", told
+        r"images +\d+\.\d [KM]iB of main memory for the vision encoder and \d+\.\d MiB for its largest", told
     )
     assert "512.0 MiB of main memory at most for embeddings" in told
     assert main(["plan", str(directory), "--enable-mm", "--vision-device=cuda", "--gpu=L20"]) == 0
-    assert "MiB of main memory to read a picture" in capsys.readouterr().out
+    assert "MiB of main memory to read an image" in capsys.readouterr().out
     assert main(["plan", str(directory), "--enable-mm", '--mm-processor-kwargs={"pixels": 7}']) == 78
     assert "the processor has no argument 'pixels'" in capsys.readouterr().err
 
 
-def test_a_model_without_pictures_has_no_encoder_to_count(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_images_has_no_encoder_to_count(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(model("6-8B")), "--enable-mm"]) == 78
     assert "this model takes text only" in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ from shared.messages import (
     StreamStatus,
     VisionStatus,
 )
-from shared.models.picture_models import check_picture_files
+from shared.models.image_models import check_image_files
 from shared.subjects import Subjects
 from tests.support.heartbeats import engine_status, heartbeat
 from tests.support.memory import MemoryBus, MemoryTransport
@@ -51,7 +51,7 @@ async def beat(transport: MemoryTransport, subjects: Subjects, service: ServiceN
 
 
 @pytest.mark.parametrize("services", [("tokenizer", "engine", "detokenizer"), tuple(STATUSES)])
-async def test_a_version_is_ready_when_each_of_its_services_is_also_that_of_pictures(
+async def test_a_version_is_ready_when_each_of_its_services_is_also_that_of_images(
     services: tuple[ServiceName, ...],
 ) -> None:
     bus, subjects = MemoryBus(), Subjects("antiphon")
@@ -109,7 +109,7 @@ async def test_a_version_that_starts_while_another_watch_ends_gets_its_heartbeat
     await asyncio.gather(*watches)
 
 
-def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_version_that_cannot_take_images_is_refused_before_anything_starts(tmp_path: Path) -> None:
     first = ServeSettings(model=str(tmp_path), served_model_name="eye", enable_mm=True, device="cpu")
     plan = VersionPlan(models=[first], environ={}, place=Place("nats://127.0.0.1:1", "", ""))
 
@@ -129,7 +129,7 @@ def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(t
     (tmp_path / "preprocessor_config.json").write_text("{}")
     assert "has no *.safetensors" in refused()
     (tmp_path / "model.safetensors").touch()
-    check_picture_files(tmp_path)
+    check_image_files(tmp_path)
 
 
 async def test_an_order_reaches_a_launcher_that_joins_the_bus_a_moment_after_its_server_is_ready() -> None:

@@ -98,7 +98,7 @@ def test_fields_of_the_config_are_a_dict_or_json() -> None:
         engine_args(model="m", hf_overrides=lambda config: config)
 
 
-def test_settings_about_pictures_are_dicts_or_json() -> None:
+def test_settings_about_images_are_dicts_or_json() -> None:
     given = {"mm_processor_kwargs": {"max_pixels": 50176}, "limit_mm_per_prompt": {"image": 2, "video": 0}}
     args = engine_args(model="m", enable_mm=True, **given)
     assert {name: json.loads(getattr(args, name)) for name in given} == given
@@ -106,7 +106,7 @@ def test_settings_about_pictures_are_dicts_or_json() -> None:
     assert engine_args(model="m", enable_mm=True, limit_mm_per_prompt="image=2").limit_mm_per_prompt == "image=2"
     for name, value, said in (
         ("mm_processor_kwargs", {"max_pixels": 1}, "needs enable_mm=True"),
-        ("limit_mm_per_prompt", {"image": 33}, "at most 32 pictures"),
+        ("limit_mm_per_prompt", {"image": 33}, "at most 32 images"),
         ("limit_mm_per_prompt", {"video": 1}, "neither videos nor audio"),
         ("limit_mm_per_prompt", "[1]", "neither videos nor audio"),
         ("vision_device", "cuda", "encoded on the CPU"),

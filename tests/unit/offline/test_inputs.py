@@ -32,7 +32,7 @@ def test_every_form_of_a_prompt() -> None:
         (
             [{"prompt": "a", "multi_modal_data": {"video": 1}}],
             None,
-            "'multi_modal_data' has 'video': only pictures are taken",
+            "'multi_modal_data' has 'video': only images are taken",
         ),
         (None, [[1], []], r"prompt_token_ids\[1\] must not be empty"),
     ],

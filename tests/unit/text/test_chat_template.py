@@ -194,7 +194,7 @@ IN_PARTS = {
         "{% endfor %}{{ '<end_of_utterance>\n' }}{% endfor %}"
     ),
 }
-"""The structure of templates that are published with models for pictures."""
+"""The structure of templates that are published with models for images."""
 
 
 @pytest.mark.parametrize("name", IN_PARTS)

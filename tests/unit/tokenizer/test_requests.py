@@ -5,8 +5,8 @@ from shared import limits
 from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, PictureTokens, TokenizeRequest
-from shared.request.pictures import plain_places
+from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, ImageTokens, TokenizeRequest
+from shared.request.images import plain_places
 from shared.text.codec import Codec
 from shared.text.templates.turns import plain_messages
 from tests.tokenizer_files import byte_level, token_id
@@ -179,59 +179,59 @@ def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> No
     assert tokenize(codec, TokenizeRequest(request_id="r", model="m", prompts=("ab",)), ("ab",)).end_token_ids == ()
 
 
-def test_a_picture_counts_as_its_tokens_and_changes_the_hashes_from_its_block_on() -> None:
+def test_a_image_counts_as_its_tokens_and_changes_the_hashes_from_its_block_on() -> None:
     place = ids_of("x")[0]
     text, prompts = "qxwxq", []
     for key in (b"one", b"two"):
-        pictures = (
-            PictureTokens(token_id=place, num_tokens=3, key=b"same"),
-            PictureTokens(token_id=place, num_tokens=2, key=key),
+        images = (
+            ImageTokens(token_id=place, num_tokens=3, key=b"same"),
+            ImageTokens(token_id=place, num_tokens=2, key=key),
         )
-        request = TokenizeRequest(request_id="r", model="m", block_size=2, pictures=pictures)
+        request = TokenizeRequest(request_id="r", model="m", block_size=2, images=images)
         prompts += tokenize(CODEC, request, (text,)).prompts
     first, second = prompts
     assert unpack_ids(first.token_ids) == [*ids_of("q"), *[place] * 3, *ids_of("w"), place, place, *ids_of("q")]
-    assert first.picture_starts == second.picture_starts == (1, 5)
+    assert first.image_starts == second.image_starts == (1, 5)
     hashes = [split_hashes(each.block_hashes) for each in prompts]
     assert [left == right for left, right in zip(*hashes, strict=True)] == [True, True, False, False]
     plain = split_hashes(chain_hashes(first.token_ids, 2))
     assert [left == right for left, right in zip(hashes[0], plain, strict=True)] == [False, False, False, False]
 
 
-def test_the_place_of_a_picture_becomes_the_text_around_its_token_before_it_is_tokenized() -> None:
+def test_the_place_of_a_image_becomes_the_text_around_its_token_before_it_is_tokenized() -> None:
     token = ids_of("x")[0]
-    pictures = tuple(
-        PictureTokens(token_id=token, num_tokens=number, key=b"key", place="@@", text="\n\nax\n\n") for number in (3, 2)
+    images = tuple(
+        ImageTokens(token_id=token, num_tokens=number, key=b"key", place="@@", text="\n\nax\n\n") for number in (3, 2)
     )
-    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("q@@\n@@w",)).prompts
-    found, starts = unpack_ids(prompt.token_ids), prompt.picture_starts
+    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", images=images), ("q@@\n@@w",)).prompts
+    found, starts = unpack_ids(prompt.token_ids), prompt.image_starts
     whole = ids_of("q\n\nax\n\n\n\n\nax\n\nw")
     first = whole.index(token)
     second = whole.index(token, first + 1)
     assert starts == (first, second + 2)
     assert list(found) == [*whole[:first], *[token] * 3, *whole[first + 1 : second], token, token, *whole[second + 1 :]]
-    with pytest.raises(ServiceError, match="has 1 places for 2 pictures"):
-        tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("q@@",))
-    with pytest.raises(ServiceError, match="has 3 places for 2 pictures"):
-        tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("q@@x@@",))
+    with pytest.raises(ServiceError, match="has 1 places for 2 images"):
+        tokenize(CODEC, TokenizeRequest(request_id="r", model="m", images=images), ("q@@",))
+    with pytest.raises(ServiceError, match="has 3 places for 2 images"):
+        tokenize(CODEC, TokenizeRequest(request_id="r", model="m", images=images), ("q@@x@@",))
 
 
-def test_a_picture_may_have_other_tokens_between_its_own() -> None:
+def test_a_image_may_have_other_tokens_between_its_own() -> None:
     token, end = ids_of("x")[0], ids_of("y")[0]
     layout = [token, token, end, token, token, end]
-    pictures = (
-        PictureTokens(token_id=token, num_tokens=6, key=b"key", layout=pack_ids(layout)),
-        PictureTokens(token_id=token, num_tokens=1, key=b"other"),
+    images = (
+        ImageTokens(token_id=token, num_tokens=6, key=b"key", layout=pack_ids(layout)),
+        ImageTokens(token_id=token, num_tokens=1, key=b"other"),
     )
-    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("qxwx",)).prompts
+    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", images=images), ("qxwx",)).prompts
     assert list(unpack_ids(prompt.token_ids)) == [*ids_of("q"), *layout, *ids_of("w"), token]
-    assert prompt.picture_starts == (1, 8)
-    assert plain_places(pictures[0].layout, token) == (2, 5)
+    assert prompt.image_starts == (1, 8)
+    assert plain_places(images[0].layout, token) == (2, 5)
 
 
-def test_a_prompt_needs_one_place_for_each_picture() -> None:
+def test_a_prompt_needs_one_place_for_each_image() -> None:
     request = TokenizeRequest(
-        request_id="r", model="m", pictures=(PictureTokens(token_id=ids_of("x")[0], num_tokens=3, key=b"key"),)
+        request_id="r", model="m", images=(ImageTokens(token_id=ids_of("x")[0], num_tokens=3, key=b"key"),)
     )
-    with pytest.raises(ServiceError, match="has 2 places for 1 pictures"):
+    with pytest.raises(ServiceError, match="has 2 places for 1 images"):
         tokenize(CODEC, request, ("qxwx",))

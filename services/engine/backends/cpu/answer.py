@@ -23,7 +23,7 @@ _NO_BYTES, _NO_ROWS = ctypes.c_char * 0, np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbeddings:
-    """Embeddings of tokens that do not come from the embedding matrix: those of pictures and prompt adapters.
+    """Embeddings of tokens that do not come from the embedding matrix: those of images and prompt adapters.
 
     `addresses`: for each token of a step the address of its embedding, or 0; `tables`: the tensors that hold them.
     """

@@ -81,11 +81,11 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return f"it has no --dtype {settings.execution.dtype}"
     description = find_family(config).describe(config)
     if settings.enable_mm and description.rope is not None and description.rope.sections:
-        return "it has no positions in rows and columns, which pictures of this model need"
-    if settings.enable_mm and description.mutual_pictures:
-        return "the tokens of a picture attend to each other in this model, and it computes causal attention only"
-    if settings.enable_mm and description.picture_layers:
-        return "pictures of this model add embeddings to the outputs of layers, which it does not"
+        return "it has no positions in rows and columns, which images of this model need"
+    if settings.enable_mm and description.mutual_images:
+        return "the tokens of an image attend to each other in this model, and it computes causal attention only"
+    if settings.enable_mm and description.image_layers:
+        return "images of this model add embeddings to the outputs of layers, which it does not"
     if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None
@@ -164,7 +164,7 @@ class CpuWorker(StepWorker):
                 weights_bytes=self._decoder.weights_bytes,
                 adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
                 model_dtype=self._dtype,
-                takes_pictures=settings.enable_mm,
+                takes_images=settings.enable_mm,
             )
         )
 

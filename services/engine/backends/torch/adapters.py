@@ -55,7 +55,7 @@ class AdapterStep:
     def give(self, tokens: Tensor | None, rows: Tensor | None) -> None:
         """Sets the embeddings of the step's virtual tokens: `rows` [n, width] for the tokens `tokens` [n].
 
-        `width` is hidden or, with embeddings for further layers (`DecoderDescription.picture_layers`), hidden * (1 +
+        `width` is hidden or, with embeddings for further layers (`DecoderDescription.image_layers`), hidden * (1 +
         layers).
         """
         self._given = None if tokens is None or rows is None else (tokens, rows)
@@ -68,7 +68,7 @@ class AdapterStep:
         return embeddings.index_copy(0, tokens, rows[:, : embeddings.shape[1]])
 
     def with_further(self, layer: int, hidden: Tensor) -> Tensor:
-        """Returns a layer's output [num_tokens, hidden] plus the pictures' embeddings for this layer."""
+        """Returns a layer's output [num_tokens, hidden] plus the images' embeddings for this layer."""
         if self._given is None:
             return hidden
         tokens, rows = self._given
@@ -105,13 +105,13 @@ class AdaptedDecoder(Decoder):
         return self._step.with_virtual(embeddings)
 
     def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
-        """See `Decoder`. The first `picture_layers` layers add the further embeddings of pictures to their outputs."""
-        if not self.description.picture_layers:
+        """See `Decoder`. The first `image_layers` layers add the further embeddings of images to their outputs."""
+        if not self.description.image_layers:
             return super().layers(hidden, positions, step)
         prepared = self._attention.prepare(positions)
         for index, block in enumerate(self._blocks):
             hidden = block(hidden, prepared, step)
-            if index < self.description.picture_layers:
+            if index < self.description.image_layers:
                 hidden = self._step.with_further(index, hidden)
         return hidden
 

@@ -124,7 +124,7 @@ class TorchWorker(StepWorker):
             weights_bytes=self._model.weights_bytes,
             adapter_bytes=kept_adapter_bytes(settings, self._description, self._dtype),
             model_dtype=self._dtype,
-            takes_pictures=settings.enable_mm,
+            takes_images=settings.enable_mm,
             variant_because="PyTorch's operations order their sums by the number of tokens of a step",
         )
 

@@ -155,7 +155,7 @@ class BeamGroups:
         leader_spec = replace(spec, sequence_id=name, params=of_beams, output_token_ids=(), sequence_group="")
         leader = from_spec(leader_spec, member.rules, number, self._block_size, self._vocab_size)
         leader.beams, leader.num_rows = [leader], params.width
-        leader.whole_pictures = member.whole_pictures
+        leader.whole_images = member.whole_images
         return BeamGroup(key=_key(spec), params=params, rules=member.rules, beams=leader.beams)
 
 
@@ -182,7 +182,7 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
             client_priority=leader.client_priority,
             adapter=leader.adapter,
             prompt_adapter=leader.prompt_adapter,
-            pictures=leader.pictures,
+            images=leader.images,
             idle_until_s=leader.idle_until_s,
         )
         for offset in range(1, group.params.width)

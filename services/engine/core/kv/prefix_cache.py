@@ -9,7 +9,7 @@ the other one gets no hash, so that after it is freed it is among the first bloc
 
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.sequence import Sequence
-from shared.blocks import child_hash, pictures_part, root_hash
+from shared.blocks import child_hash, images_part, root_hash
 from shared.codec import pack_ids
 
 
@@ -81,8 +81,6 @@ class PrefixCache:
 
     def _child(self, sequence: Sequence, parent: bytes, start: int, end: int) -> bytes:
         packed = pack_ids(sequence.tokens[start:end])
-        if not sequence.pictures:
+        if not sequence.images:
             return child_hash(parent, packed)
-        return child_hash(
-            parent, packed, pictures_part(((one.start, one.key) for one in sequence.pictures), start, end)
-        )
+        return child_hash(parent, packed, images_part(((one.start, one.key) for one in sequence.images), start, end))

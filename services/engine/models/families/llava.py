@@ -1,7 +1,7 @@
 """LLaVA 1.5 and LLaVA-NeXT: a decoder of another family, beside a vision encoder and its projection.
 
 The encoder is not a part of the decoder: `services/vision` runs it, and its weights are skipped here. The tokens of a
-picture have ordinary positions.
+image have ordinary positions.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def describe(config: Config) -> DecoderDescription:
     text: dict[str, Any] = dict(config.get("text_config") or {})
     kind = text.get("model_type") or "llama"
     if kind not in _FAMILIES:
-        raise config_error(f"a decoder of type {kind!r} is not served with pictures; served: {', '.join(_FAMILIES)}.")
+        raise config_error(f"a decoder of type {kind!r} is not served with images; served: {', '.join(_FAMILIES)}.")
     describe_text, defaults = _FAMILIES[kind]
     fields = {**_USUAL, **defaults, **text}
     for name in ("dtype", "torch_dtype"):

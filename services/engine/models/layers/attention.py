@@ -41,7 +41,7 @@ class Attention(Protocol):
     def prepare(self, positions: Tensor) -> Any:
         """Returns the values that all layers of a step share, to be passed to `attend`.
 
-        `positions` [num_tokens], or with pictures [3, num_tokens]: in time, row and column (`RopeParameters.sections`).
+        `positions` [num_tokens], or with images [3, num_tokens]: in time, row and column (`RopeParameters.sections`).
         """
         ...
 

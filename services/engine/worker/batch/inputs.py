@@ -30,10 +30,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class VirtualTokens:
-    """The virtual tokens of a step, whose embeddings come from a prompt adapter or from pictures.
+    """The virtual tokens of a step, whose embeddings come from a prompt adapter or from images.
 
     `tokens` [n]: their indices in the step. `rows` [n]: the rows of their sequences. `indices` [n]: index of each token
-    in the embeddings of its row's prompt adapter or pictures.
+    in the embeddings of its row's prompt adapter or images.
     """
 
     tokens: Integers
@@ -63,9 +63,9 @@ class FlatStep(msgspec.Struct, frozen=True, kw_only=True):
     virtual: VirtualTokens | None = None
     """The virtual tokens, whose `ids` are 0; None if there are none."""
     spatial: Integers | None = None
-    """Positions for rotation in time, row and column, [3, num_tokens], of a step with pictures; None: `positions`."""
+    """Positions for rotation in time, row and column, [3, num_tokens], of a step with images; None: `positions`."""
     mutual: Sequence[Spans] | None = None
-    """For each sequence the pictures whose tokens attend to each other; None: no sequence has any."""
+    """For each sequence the images whose tokens attend to each other; None: no sequence has any."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -123,7 +123,7 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
     seq_lens = positions + 1
     assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
     ids = table.token_ids[rows, positions].astype(np.int64)
-    # The only token to compute may be a picture's: the last one of a prompt whose other tokens were in the cache.
+    # The only token to compute may be an image's: the last one of a prompt whose other tokens were in the cache.
     virtual = _take_virtual(ids, rows, table)
     return FlatStep(
         ids=ids,

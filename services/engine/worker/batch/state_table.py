@@ -59,7 +59,7 @@ class StateTable:
         self._num_adapted = 0
         """Number of rows (some may be free) whose last sequence has an adapter."""
         self._prefixed: set[int] = set()
-        """Rows (some may be free) with virtual tokens: those of a prompt adapter or of pictures."""
+        """Rows (some may be free) with virtual tokens: those of a prompt adapter or of images."""
         self._params = _RowParams(max_num_seqs)
         self.vocab_size = vocab_size
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
@@ -213,8 +213,8 @@ class StateTable:
         self.num_blocks[row] = 0
         self._num_adapted += (sequence.adapter_slot >= 0) - (int(self.adapter_slots[row]) >= 0)
         self.adapter_slots[row] = sequence.adapter_slot
-        (self._prefixed.add if sequence.prompt_adapter or sequence.pictures else self._prefixed.discard)(row)
-        self._number_pictures(sequence)
+        (self._prefixed.add if sequence.prompt_adapter or sequence.images else self._prefixed.discard)(row)
+        self._number_images(sequence)
         self._add_blocks(row, sequence.block_ids)
         self._params.set(row, sequence.params)
         self._set_processors(sequence)
@@ -223,11 +223,11 @@ class StateTable:
             prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
             self._penalties.reset(row, prompt[prompt < self.vocab_size], output)
 
-    def _number_pictures(self, sequence: NewSequence) -> None:
-        """Assigns ids to the tokens of the prompt's pictures, in order, starting at the vocabulary's size."""
+    def _number_images(self, sequence: NewSequence) -> None:
+        """Assigns ids to the tokens of the prompt's images, in order, starting at the vocabulary's size."""
         first = self.vocab_size
-        for picture in sequence.pictures:
-            places = np.delete(np.arange(picture.start, picture.start + picture.num_tokens), picture.plain)
+        for image in sequence.images:
+            places = np.delete(np.arange(image.start, image.start + image.num_tokens), image.plain)
             self.token_ids[sequence.row, places] = np.arange(first, first + len(places))
             first += len(places)
 

@@ -6,7 +6,7 @@
 | `schemas`      | the bodies, and the fields that are refused or have no effect      |
 | `convert`      | converts a body to the body of a chat request of `openai`          |
 | `conversation` | converts messages with their content blocks to turns               |
-| `pictures`     | reads pictures                                                     |
+| `images`     | reads images                                                     |
 | `tools`        | converts tools and the choice among them                           |
 | `encoder`      | encodes a message, whole or as named events, with its content      |
 | `errors`       | encodes error objects                                              |

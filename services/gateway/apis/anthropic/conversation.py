@@ -1,6 +1,6 @@
 """Converts the messages of Anthropic's API to turns of a conversation. Pure.
 
-A message consists of content blocks: texts, pictures (`image`), calls of tools (`tool_use`), their results
+A message consists of content blocks: texts, images (`image`), calls of tools (`tool_use`), their results
 (`tool_result`) and the model's reasoning (`thinking`). A result becomes a turn of its own; the other blocks of a
 message become one turn.
 """
@@ -9,10 +9,10 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from services.gateway.apis.anthropic import pictures
+from services.gateway.apis.anthropic import images
 from services.gateway.apis.anthropic.schemas import Content, InputMessage
 from services.gateway.apis.openai.bodies.content_blocks import (
-    ReadPicture,
+    ReadImage,
     block_text,
     check_fields,
     content_of,
@@ -26,7 +26,7 @@ from shared.request.checks import check_nesting, missing, refuse, unsupported
 from shared.request.conversation import ContentPart, FunctionCall, ToolCall, Turn
 
 TEXT = ("text",)
-_PICTURES: dict[str, ReadPicture] = {pictures.TYPE: pictures.read}
+_IMAGES: dict[str, ReadImage] = {images.TYPE: images.read}
 NO_EFFECT = ("cache_control", "citations")
 _ROLES = ("user", "assistant", "system")
 _UNREAD = frozenset({"redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload", "compaction"})
@@ -162,7 +162,7 @@ def referred_tools(messages: Sequence[InputMessage]) -> Iterator[str]:
 
 
 def _part(block: Mapping[str, Any], path: str) -> ContentPart:
-    """Returns the text or the picture of a block."""
+    """Returns the text or the image of a block."""
     match block.get("type"):
         case "document":
             return ContentPart(type="text", text=_document(block, path))
@@ -173,7 +173,7 @@ def _part(block: Mapping[str, Any], path: str) -> ContentPart:
         case kind if kind == _REFERENCE:
             return ContentPart(type="text", text=f"The tool {block.get('tool_name')} can be called now.")
         case _:
-            return content_part(block, path, TEXT, _PICTURES, NO_EFFECT)
+            return content_part(block, path, TEXT, _IMAGES, NO_EFFECT)
 
 
 def _document(block: Mapping[str, Any], path: str) -> str:
@@ -213,7 +213,7 @@ def _is_content(content: Any) -> TypeGuard[Content]:
 
 
 def _joined(first: Turn, then: Turn) -> Turn:
-    """Returns one turn of the texts, pictures, calls and reasoning of two."""
+    """Returns one turn of the texts, images, calls and reasoning of two."""
     contents = [turn.content or "" for turn in (first, then)]
     if first.role == "assistant":
         contents = [content for content in contents if content]

@@ -58,12 +58,12 @@ def messages(
     return ChatRequest(parameters.with_grammar_named(converted.request, _NAMES), converted.answer)
 
 
-def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str, pictures_max: int) -> GenerationRequest:
+def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str, images_max: int) -> GenerationRequest:
     """Returns the request whose prompt `/v1/messages/count_tokens` counts. Raises ServiceError, see `messages`."""
     with renamed(_NAMES):
         said, fields = turns(body), {**thinking.template_fields(body), **tools.tool_fields(body)}
         counted = TokenizeBody(messages=said, **fields, **continuation(said))
-        return tokenize_request(counted, card, request_id, pictures_max)
+        return tokenize_request(counted, card, request_id, images_max)
 
 
 def turns(body: CountTokensBody) -> list[Turn]:

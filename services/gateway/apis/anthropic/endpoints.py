@@ -48,6 +48,6 @@ class MessageEndpoints:
             data, schemas.COUNT_TOKENS_DECODER, schemas.RULES, without_effect=_NO_EFFECT_ON_COUNT
         )
         card = self._serving.backend.resolve_model(body.model)
-        wanted = convert.count_tokens(body, card, request.state.request_id, self._serving.defaults.pictures_max)
+        wanted = convert.count_tokens(body, card, request.state.request_id, self._serving.defaults.images_max)
         [(tokens, _)] = await self._serving.backend.tokenize(wanted, return_tokens=False)
         return json_response({"input_tokens": len(tokens)})

@@ -119,9 +119,9 @@ def _chat_request(
     if len(requests) == 1:
         return first
     for number, one in enumerate(requests):
-        for picture in one.inputs.pictures:
-            param = picture.param.replace("messages", f"messages[{number}]", 1)
-            refuse(param, "is a picture, which only a single conversation may have: send one conversation")
+        for image in one.inputs.images:
+            param = image.param.replace("messages", f"messages[{number}]", 1)
+            refuse(param, "is an image, which only a single conversation may have: send one conversation")
     check_num_sequences(first.n, first.num_sequences, len(requests))
     conversations_of = tuple(one.inputs.messages for one in requests)
     return replace(first, inputs=replace(first.inputs, messages=(), conversations=conversations_of))

@@ -31,24 +31,24 @@ def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
         ]
         calls += made
         open_calls[:] = made
-        content = with_pictures(message.content, message.images, f"{path}.images")
+        content = with_images(message.content, message.images, f"{path}.images")
         turn = Turn(role=message.role, content=content, tool_calls=made or None, reasoning=message.thinking)
         found.append(turn)
     return found
 
 
-def with_pictures(text: str, images: Sequence[str] | None, path: str) -> Content:
-    """Returns the content of a turn: the pictures, then the text, in the order in which Ollama gives them to models.
+def with_images(text: str, images: Sequence[str] | None, path: str) -> Content:
+    """Returns the content of a turn: the images, then the text, in the order in which Ollama gives them to models.
 
     `images`: files in base64; `path`: their name. Raises ServiceError.
     """
     if not images:
         return text
-    parts: list[ContentPart] = [_picture(image, f"{path}[{number}]") for number, image in enumerate(images)]
+    parts: list[ContentPart] = [_image(image, f"{path}[{number}]") for number, image in enumerate(images)]
     return content_of([*parts, ContentPart(type="text", text=text)] if text else parts)
 
 
-def _picture(image: str, path: str) -> NamedPart:
+def _image(image: str, path: str) -> NamedPart:
     if image.startswith("data:"):
         refuse(path, "must be the file in base64 alone, without 'data:' and a media type before it")
     # The media type is not known, and has no effect: the format is that of the file's bytes.
@@ -86,7 +86,7 @@ def _result(message: OllamaMessage, open_calls: list[ToolCall], path: str) -> Tu
         assert call.function is not None
         return not message.tool_name or call.function.name == message.tool_name
 
-    content = with_pictures(message.content, message.images, f"{path}.images")
+    content = with_images(message.content, message.images, f"{path}.images")
     call = next(filter(answered, open_calls), None)
     if call is not None:
         open_calls.remove(call)

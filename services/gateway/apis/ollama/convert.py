@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from services.gateway.apis.ollama import options
-from services.gateway.apis.ollama.conversation import turns_of, with_pictures
+from services.gateway.apis.ollama.conversation import turns_of, with_images
 from services.gateway.apis.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
 from services.gateway.apis.openai.bodies import parameters
 from services.gateway.apis.openai.bodies.parameter_names import renamed
@@ -50,7 +50,7 @@ def generate(
     how = "raw" if body.raw else "suffix"
     if not (body.raw or body.suffix):
         system = [Turn(role="system", content=body.system)] if body.system else []
-        turns = [*system, Turn(role="user", content=with_pictures(prompt, body.images, "images"))]
+        turns = [*system, Turn(role="user", content=with_images(prompt, body.images, "images"))]
         return _chat(body, turns, None, card, request_id, defaults, settings)
     if body.system:
         unsupported("system", f"'system' with '{how}' is")

@@ -53,7 +53,7 @@ def show(card: ModelCard, settings: GatewaySettings) -> dict[str, Any]:
     abilities = {
         "completion": card.generates,
         "embedding": bool(card.embedding_size) and not card.generates,  # clients offer no chat with such a model
-        "vision": card.takes_pictures,
+        "vision": card.takes_images,
         "tools": knows_calls(card, settings),
         "thinking": reasoning_format(card, settings) is not None,
     }

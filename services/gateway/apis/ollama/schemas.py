@@ -35,7 +35,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     role: str
     content: str = ""
     images: list[str] | None = None
-    """Pictures before the text of the message: files in base64."""
+    """Images before the text of the message: files in base64."""
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     """In a message of a tool: the function whose result it is."""
@@ -74,14 +74,14 @@ class OllamaChatBody(OllamaFields, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaFields, kw_only=True):
-    """Body of `/api/generate`: a prompt to answer. Without a prompt and pictures the model is only looked up."""
+    """Body of `/api/generate`: a prompt to answer. Without a prompt and images the model is only looked up."""
 
     prompt: str | None = None
     suffix: str | None = None
     """Text after the output, which fills the gap between prompt and suffix. Needs a tokenizer with tokens for it."""
     system: str | None = None
     images: list[str] | None = None
-    """Pictures before the prompt: files in base64."""
+    """Images before the prompt: files in base64."""
     raw: bool | None = None
     """Whether the prompt is continued as it is, without the chat template."""
 
@@ -157,7 +157,7 @@ RULES = FieldRules(
     },
     elsewhere={
         "messages": "Conversations go to /api/chat.",
-        "images": "Send the pictures of a message in its field 'images'.",
+        "images": "Send the images of a message in its field 'images'.",
         "tools": "Conversations with tools go to /api/chat.",
         "prompt": "Prompts go to /api/generate.",
         "suffix": "Prompts with a suffix go to /api/generate.",

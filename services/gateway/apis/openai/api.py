@@ -29,7 +29,7 @@ class TheApi(Api):
         pooling = PoolingEndpoints(serving.backend, serving.metrics)
         _add_pooling(routes, pooling)
         routes.post("/invocations", InvocationEndpoint(serving, pooling).invocations)
-        service = ServiceEndpoints(serving.backend, serving.metrics, serving.defaults.pictures_max)
+        service = ServiceEndpoints(serving.backend, serving.metrics, serving.defaults.images_max)
         routes.post("/tokenize", service.tokenize, Body(TokenizeBody))
         routes.post("/v1/chat/completions/input_tokens", service.count_tokens, _CHAT)
         routes.post("/detokenize", service.detokenize, Body(DetokenizeBody))

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from services.gateway.apis.openai import schemas
 from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
 from services.gateway.apis.openai.bodies import parameters, request_fields
+from services.gateway.apis.openai.bodies.image_parts import results_in_words, take_into
 from services.gateway.apis.openai.bodies.parameters import DEFAULTS, EndpointDefaults, RequestDefaults
-from services.gateway.apis.openai.bodies.picture_parts import results_in_words, take_into
 from services.gateway.apis.openai.request_context import Arrival
 from services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
 from services.gateway.apis.openai.serving import Serving
@@ -32,7 +32,7 @@ from shared.config import GatewaySettings
 from shared.parameters.sampling import SamplingParams
 from shared.request import checks, conversation
 from shared.request.checks import given, refuse
-from shared.request.pictures import PictureInput, check_pictures
+from shared.request.images import ImageInput, check_images
 from shared.request.structured import Constraint
 from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 
@@ -130,15 +130,15 @@ def _without_calls(
         _check_forced(body, choice, structure)
     elif structure is not None:
         request = parameters.with_structure(request, structure)
-    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
-    request = _with_conversation(request, body, card, choice, pictures)
-    if not pictures:
+    images: list[ImageInput] | None = [] if card.takes_images else None
+    request = _with_conversation(request, body, card, choice, images)
+    if not images:
         return request, choice
-    request = _with_pictures(request, pictures, defaults.pictures_max)
+    request = _with_images(request, images, defaults.images_max)
     if request.inputs.truncate_prompt_tokens:
-        refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
+        refuse("truncate_prompt_tokens", "cannot be given together with images, which could be cut")
     if params.prompt_logprobs is not None:
-        refuse("prompt_logprobs", "cannot be given together with pictures")
+        refuse("prompt_logprobs", "cannot be given together with images")
     return request, choice
 
 
@@ -150,7 +150,7 @@ def _choice_of(body: ChatBody) -> ToolChoice:
 
 
 def tokenize_request(
-    body: TokenizeBody, card: ModelCard, request_id: str, pictures_max: int = limits.IMAGES_MAX
+    body: TokenizeBody, card: ModelCard, request_id: str, images_max: int = limits.IMAGES_MAX
 ) -> GenerationRequest:
     """Returns the request of `/tokenize`. Raises ServiceError naming the first parameter that is wrong."""
     if body.prompt is not None and body.messages is not None:
@@ -160,14 +160,14 @@ def tokenize_request(
         texts, _ = parameters.prompts(body.prompt, card.vocab_size)
         inputs = PromptInputs(texts=texts, add_special_tokens=given(body.add_special_tokens, True))
         return replace(request, inputs=inputs)
-    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
-    request = _with_conversation(request, body, card, _choice_of(body), pictures)
-    return _with_pictures(request, pictures, pictures_max) if pictures else request
+    images: list[ImageInput] | None = [] if card.takes_images else None
+    request = _with_conversation(request, body, card, _choice_of(body), images)
+    return _with_images(request, images, images_max) if images else request
 
 
-def _with_pictures(request: GenerationRequest, pictures: list[PictureInput], most: int) -> GenerationRequest:
-    check_pictures(pictures, most)
-    return replace(request, inputs=replace(request.inputs, pictures=tuple(pictures)))
+def _with_images(request: GenerationRequest, images: list[ImageInput], most: int) -> GenerationRequest:
+    check_images(images, most)
+    return replace(request, inputs=replace(request.inputs, images=tuple(images)))
 
 
 def _with_conversation(
@@ -175,17 +175,17 @@ def _with_conversation(
     body: ChatBody,
     card: ModelCard,
     choice: ToolChoice,
-    pictures: list[PictureInput] | None = None,
+    images: list[ImageInput] | None = None,
 ) -> GenerationRequest:
     """Returns the request with the conversation and the inputs of the chat template.
 
-    The images of the messages are appended to `pictures`; None: messages may not have images.
+    The images of the messages are appended to `images`; None: messages may not have images.
     """
-    take_picture = None if pictures is None else take_into(pictures)
+    take_image = None if images is None else take_into(images)
     turns = body.messages
-    if not card.takes_pictures and "tool" in map(_ROLE, turns or ()):
+    if not card.takes_images and "tool" in map(_ROLE, turns or ()):
         turns = results_in_words(turns)
-    messages = conversation.messages(turns, card.vocab_size, take_picture)
+    messages = conversation.messages(turns, card.vocab_size, take_image)
     continued = bool(body.continue_final_message)
     if continued:
         if body.add_generation_prompt:

@@ -20,7 +20,7 @@ ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
 class Resumption:
     """What a run that resumes a stream takes from the first run of the request. `created`: Unix seconds.
 
-    `fetched`: files of pictures that the first run has fetched, by URL.
+    `fetched`: files of images that the first run has fetched, by URL.
     """
 
     created: int

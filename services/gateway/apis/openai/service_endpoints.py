@@ -23,11 +23,11 @@ from shared.version import __version__
 class ServiceEndpoints:
     """The endpoints that do not generate text."""
 
-    def __init__(self, backend: Backend, metrics: GatewayMetrics, pictures_max: int = limits.IMAGES_MAX) -> None:
-        """`pictures_max`: maximum number of pictures in a conversation."""
+    def __init__(self, backend: Backend, metrics: GatewayMetrics, images_max: int = limits.IMAGES_MAX) -> None:
+        """`images_max`: maximum number of images in a conversation."""
         self._backend = backend
         self._metrics = metrics
-        self._pictures_max = pictures_max
+        self._images_max = images_max
 
     async def models(self) -> Response:
         """Lists the models that can be used now."""
@@ -46,7 +46,7 @@ class ServiceEndpoints:
         data = await request_body.read(request.scope["headers"], request.receive)
         body = request_fields.read(data, schemas.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = tokenize_request(body, card, request.state.request_id, self._pictures_max)
+        wanted = tokenize_request(body, card, request.state.request_id, self._images_max)
         [(tokens, texts)] = await self._backend.tokenize(wanted, return_tokens=bool(body.return_token_strs))
         return json_response(
             schemas.TokenizeAnswer(
@@ -64,7 +64,7 @@ class ServiceEndpoints:
         if body.messages is None:
             missing("messages")
         card = self._backend.resolve_model(body.model)
-        wanted = tokenize_request(body, card, request.state.request_id, self._pictures_max)
+        wanted = tokenize_request(body, card, request.state.request_id, self._images_max)
         [(tokens, _)] = await self._backend.tokenize(wanted, return_tokens=False)
         return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 

@@ -45,7 +45,7 @@ from services.gateway.path.guest import Guests
 from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
-from shared.models.picture_models import picture_limit
+from shared.models.image_models import image_limit
 from shared.observability import telemetry
 from shared.request import checks
 from shared.request.sampling_fields import seeds_of
@@ -169,7 +169,7 @@ class Serving:
             draw_seed=seeds_of(settings.seed),
             chat_temperature=settings.default_chat_temperature,
             max_logprobs=settings.max_logprobs,
-            pictures_max=picture_limit(settings.limit_mm_per_prompt),
+            images_max=image_limit(settings.limit_mm_per_prompt),
         )
 
     def defaults_of(self, request: Request) -> RequestDefaults:

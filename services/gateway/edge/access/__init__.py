@@ -8,7 +8,7 @@
 | `quotas`, `account` | limits that hold for all gateways together                                                |
 | `reservation`       | the part of its key's limits that a request has reserved; it is given back exactly once   |
 | `log_part`          | the part of a log on the bus that one gateway may fill, divided among keys                |
-| `kept_pictures`     | files of pictures in such a log, once for each key                                        |
+| `kept_images`     | files of images in such a log, once for each key                                        |
 | `usage`             | passes usage records on without delaying requests                                         |
 | `usage_sinks`       | receivers of usage records: the bus, a file, a web server                                 |
 | `usage_metrics`     | counts of usage records for `/metrics`                                                    |

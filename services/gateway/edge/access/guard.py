@@ -119,10 +119,10 @@ class GuardedBackend:
         return self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
-        """See Backend. Only requests with pictures count towards the key's limits, because pictures must be encoded."""
+        """See Backend. Only requests with images count towards the key's limits, because images must be encoded."""
         call = current_call()
         request = replace(request, origin=replace(request.origin, client=client_of(call), caller=call))
-        quota = self._quota_of(call) if request.inputs.pictures else None
+        quota = self._quota_of(call) if request.inputs.images else None
         if quota is None:
             return await self._backend.tokenize(request, return_tokens=return_tokens)
         reservation = await _reserve(quota, call, estimated_prompt_tokens(request))
@@ -134,15 +134,15 @@ class GuardedBackend:
         finally:
             reservation.finish(num_tokens)
 
-    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
+    async def fetch_images(self, request: GenerationRequest) -> GenerationRequest:
         """See Backend. Also raises ServiceError('rate_limit_exceeded'), before anything is fetched."""
         call = current_call()
         quota = self._quota_of(call)
         if quota is None:
-            return await self._backend.fetch_pictures(request)
+            return await self._backend.fetch_images(request)
         reservation = await _reserve(quota, call, estimated_tokens(request), num_sequences(request))
         try:
-            request = await self._backend.fetch_pictures(request)
+            request = await self._backend.fetch_images(request)
         except BaseException:
             reservation.finish(0)
             raise

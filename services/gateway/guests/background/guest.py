@@ -17,7 +17,7 @@ def make(gateway: GatewayActor, settings: GatewaySettings) -> None:
         # A draining gateway has handed its background responses over to the others.
         return {(beat.id, beat.instance_id) for beat in gateway.gateways() if beat.state != "draining"}
 
-    store = BackgroundStore(streams.store.pictures)
+    store = BackgroundStore(streams.store.images)
     requests = BackgroundStreams(gateway.host, store, streams.store, streams.journal, living)
     streams.receivers.append(requests.on_taken)
     gateway.guests.offer(requests)

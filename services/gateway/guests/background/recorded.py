@@ -108,7 +108,7 @@ class RecordedResponse:
         )
 
     async def _items(self) -> list[input_items.Item]:
-        whole = await body_of(self._record, self._streams.store.pictures)
+        whole = await body_of(self._record, self._streams.store.images)
         body = read_body(whole.body, schemas.RESPONSES_DECODER)
         return input_items.read(body.input, self._record.request_id).items
 

@@ -17,7 +17,7 @@ from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import ResponseRunner
 from services.gateway.guests.background.event_writer import EventWriter
 from services.gateway.guests.background.store import BackgroundStore, EventBatch, History
-from services.gateway.guests.resume.body_pictures import without_pictures
+from services.gateway.guests.resume.body_images import without_images
 from services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, uncounted
 from services.gateway.guests.resume.journal import Journal, JournaledStream
 from services.gateway.guests.resume.position import START, Position, parse
@@ -76,14 +76,14 @@ class BackgroundStreams:
         """
         if not self._journal.is_open:
             return None
-        cut = without_pictures(request.state.body, context.request.inputs.pictures)
+        cut = without_images(request.state.body, context.request.inputs.images)
         if not is_recordable(context, cut.body):
             return None
         record = new_record(request, context, self._host, self._journal.position + 1, outlives_client=True)
-        record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures, fetched=cut.fetched)
+        record = msgspec.structs.replace(record, body=cut.body, images=cut.images, fetched=cut.fetched)
         self._beginning.add(record.request_id)
         try:
-            await self.store.pictures.put(record.key_name, cut.files)
+            await self.store.images.put(record.key_name, cut.files)
             revision = await self.store.create(record)
         except LogUnavailableError as error:
             raise unavailable(error) from error
@@ -111,11 +111,11 @@ class BackgroundStreams:
             return None
         writer = EventWriter(self.store, claimed, await self.store.history(record.request_id))
         await writer.claim()
-        whole = await body_of(record, self.store.pictures)
+        whole = await body_of(record, self.store.images)
         if writer.history.ended:
             return Claim(claimed, new_revision, accepted, START, whole), writer
         if not whole.is_whole:
-            raise ServiceError("internal_error", "The bus has dropped a picture of the response, for want of space.")
+            raise ServiceError("internal_error", "The bus has dropped an image of the response, for want of space.")
         num_events = len(writer.history.events)
         position = parse(writer.history.position, "position")
         if position.number is None:

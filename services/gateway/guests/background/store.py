@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from services.gateway.edge.access.kept_pictures import KeptPictures
+from services.gateway.edge.access.kept_images import KeptImages
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.store import RecordStore, readable
 from shared.bus.durable_log import LogUnavailableError
@@ -65,10 +65,10 @@ _encode = msgspec.msgpack.Encoder().encode
 class BackgroundStore(RecordStore):
     """The records and the events of one gateway. Its methods raise LogUnavailableError."""
 
-    def __init__(self, pictures: KeptPictures) -> None:
-        logs, self._subjects = pictures.logs, pictures.logs.host.subjects
+    def __init__(self, images: KeptImages) -> None:
+        logs, self._subjects = images.logs, images.logs.host.subjects
         config = stores.background_records(self._subjects, logs.storage)
-        super().__init__(pictures, config, self._subjects.background_record)
+        super().__init__(images, config, self._subjects.background_record)
         self._events = logs.part(stores.background_events(self._subjects, logs.storage))
 
     async def create(self, record: StreamRecord) -> int | None:

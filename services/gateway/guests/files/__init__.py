@@ -1,4 +1,4 @@
-"""Files that clients upload, `/v1/files`: the input and output of batches, and pictures.
+"""Files that clients upload, `/v1/files`: the input and output of batches, and images.
 
 | module      | what it does                                                            |
 |-------------|-------------------------------------------------------------------------|

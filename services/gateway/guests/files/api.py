@@ -20,7 +20,7 @@ from shared.request.checks import missing, refuse, unsupported
 LIST_MAX = 10_000
 """Maximum number of files in one page, as in OpenAI's API."""
 _PURPOSES = ("batch", "vision", "user_data")
-"""Purposes of uploaded files: the input of batches, and pictures that requests name by the file's id."""
+"""Purposes of uploaded files: the input of batches, and images that requests name by the file's id."""
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = ("purpose", _ANCHOR, _SECONDS)
 

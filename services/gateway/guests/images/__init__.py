@@ -1,1 +1,1 @@
-"""Pictures of requests: files from the network, and the files that a gateway keeps while their requests run."""
+"""Images of requests: files from the network, and the files that a gateway keeps while their requests run."""

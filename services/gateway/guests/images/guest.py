@@ -5,16 +5,16 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from services.gateway.guests.images.encoding import RequestPicture, encoded
-from services.gateway.guests.images.remote import RemotePictures
-from services.gateway.guests.images.store import PictureStore
+from services.gateway.guests.images.encoding import RequestImage, encoded
+from services.gateway.guests.images.remote import RemoteImages
+from services.gateway.guests.images.store import ImageStore
 from services.gateway.path.actor import GatewayActor
 from services.gateway.path.generation import GenerationRequest, ModelCard
 from services.gateway.path.guest import Guest, RequestGuest, Running
 from services.gateway.path.service_clients import ServiceClients
 from shared.actors.actor import Envelope, handles
 from shared.config import GatewaySettings
-from shared.messages import PictureFile, PicturePart, ReadPicture
+from shared.messages import ImageFile, ImagePart, ReadImage
 
 
 class RequestImages(RequestGuest):
@@ -22,7 +22,7 @@ class RequestImages(RequestGuest):
 
     def __init__(
         self,
-        store: PictureStore,
+        store: ImageStore,
         clients: ServiceClients,
         request: GenerationRequest,
         card: ModelCard,
@@ -30,11 +30,11 @@ class RequestImages(RequestGuest):
     ) -> None:
         self._store, self._clients, self._running = store, clients, running
         self._request, self._model = request, card.served_by
-        self._files: list[PictureFile] = []
+        self._files: list[ImageFile] = []
 
-    async def attachments(self) -> Sequence[RequestPicture]:
+    async def attachments(self) -> Sequence[RequestImage]:
         """See RequestGuest."""
-        fetched = await self._store.fetched(self._request.inputs.pictures)
+        fetched = await self._store.fetched(self._request.inputs.images)
         if self._running is not None and self._running.over:
             return ()
         self._files = self._store.hold(fetched)
@@ -48,17 +48,17 @@ class RequestImages(RequestGuest):
 class Images(Guest):
     """The images of one gateway."""
 
-    asked_by = attrgetter("inputs.pictures")
+    asked_by = attrgetter("inputs.images")
 
-    def __init__(self, gateway: GatewayActor, remote: RemotePictures) -> None:
+    def __init__(self, gateway: GatewayActor, remote: RemoteImages) -> None:
         host = gateway.host
         self._gateway = gateway
-        self.store = PictureStore(remote, host.subjects.gateway_pictures(host.id, host.instance_id))
+        self.store = ImageStore(remote, host.subjects.gateway_images(host.id, host.instance_id))
 
     async def listen(self) -> None:
         """See Guest."""
         host = self._gateway.host
-        await self._gateway.bind(host.subjects.gateway_pictures(host.id, host.instance_id), ReadPicture)
+        await self._gateway.bind(host.subjects.gateway_images(host.id, host.instance_id), ReadImage)
 
     def close(self) -> None:
         """See Guest. Ends the threads that download images."""
@@ -66,15 +66,15 @@ class Images(Guest):
 
     async def fetched(self, request: GenerationRequest) -> GenerationRequest:
         """See Guest."""
-        pictures = tuple(await self.store.fetched(request.inputs.pictures))
-        return replace(request, inputs=replace(request.inputs, pictures=pictures))
+        images = tuple(await self.store.fetched(request.inputs.images))
+        return replace(request, inputs=replace(request.inputs, images=images))
 
     def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestImages:
         """See Guest."""
         return RequestImages(self.store, self._gateway.parts.clients, request, card, running)
 
-    @handles(ReadPicture)
-    def on_read_picture(self, envelope: Envelope[ReadPicture]) -> PicturePart:
+    @handles(ReadImage)
+    def on_read_image(self, envelope: Envelope[ReadImage]) -> ImagePart:
         """Sends a part of an image file to an image service."""
         message = envelope.message
         return self.store.part(message)
@@ -82,4 +82,4 @@ class Images(Guest):
 
 def make(gateway: GatewayActor, settings: GatewaySettings) -> Images:
     """See `guests.make_guests`."""
-    return Images(gateway, RemotePictures(settings.allowed_media_domains))
+    return Images(gateway, RemoteImages(settings.allowed_media_domains))

@@ -61,7 +61,7 @@ class _Target(NamedTuple):
     path: str
 
 
-class RemotePictures:
+class RemoteImages:
     """Fetches files from the allowed hosts.
 
     `may_connect` decides whether an address is allowed; by default only public ones are. `resolve` returns the
@@ -88,8 +88,8 @@ class RemotePictures:
                     return found
                 url = _joined(url, found, param)
         except (OSError, http.client.HTTPException) as error:
-            raise _refusal(f"The picture of '{param}' cannot be fetched: {_reason(error)}.", param) from error
-        raise _refusal(f"The picture of '{param}' is behind more than {REDIRECTS_MAX} redirects.", param)
+            raise _refusal(f"The image of '{param}' cannot be fetched: {_reason(error)}.", param) from error
+        raise _refusal(f"The image of '{param}' is behind more than {REDIRECTS_MAX} redirects.", param)
 
     def _checked(self, url: str, param: str) -> _Target:
         try:
@@ -102,8 +102,8 @@ class RemotePictures:
         if parts.scheme not in _PORTS or not host or parts.username is not None:
             raise _refusal(f"'{param}' must be a URL with http or https, a host, and no user name.", param)
         if not _matches(host.lower(), self._domains):
-            message = "Send the picture as a data URL, or have the server started with --allowed-media-domains."
-            raise _refusal(f"Pictures are not fetched from '{host}'. {message}", param)
+            message = "Send the image as a data URL, or have the server started with --allowed-media-domains."
+            raise _refusal(f"Images are not fetched from '{host}'. {message}", param)
         if port is not None and port != _PORTS[parts.scheme]:
             raise _refusal(f"'{param}' must have the usual port of {parts.scheme}.", param)
         return _Target(parts.scheme, ascii_host, path)
@@ -123,7 +123,7 @@ class RemotePictures:
                 if answer.status in _REDIRECTS and location:
                     return location
                 if answer.status != http.client.OK:
-                    raise _refusal(f"The picture of '{param}' cannot be fetched: status {answer.status}.", param)
+                    raise _refusal(f"The image of '{param}' cannot be fetched: status {answer.status}.", param)
                 return _read(connection, answer, param, deadline, late)
         finally:
             end.cancel()
@@ -159,17 +159,17 @@ def _read(
     while True:
         left_s = deadline - time.monotonic()
         if left_s <= 0 or late.is_set():
-            raise _refusal(f"The picture of '{param}' was not there within {limits.IMAGE_FETCH_S:g} s.", param)
+            raise _refusal(f"The image of '{param}' was not there within {limits.IMAGE_FETCH_S:g} s.", param)
         if connection.sock is not None:
             connection.sock.settimeout(left_s)
         chunk = answer.read1(_CHUNK_BYTES)
         if not chunk and not late.is_set():
             if not _is_complete(answer, len(found)):
-                raise _refusal(f"The picture of '{param}' ended before its announced length.", param)
+                raise _refusal(f"The image of '{param}' ended before its announced length.", param)
             return bytes(found)
         found += chunk
         if len(found) > limits.IMAGE_BYTES_MAX:
-            raise _refusal(f"The picture of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes.", param)
+            raise _refusal(f"The image of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes.", param)
 
 
 def _is_complete(answer: http.client.HTTPResponse, size: int) -> bool:

@@ -34,7 +34,7 @@ def content_of(
             detokenize=output.detokenize,
             shown_special_tokens=list(output.shown_special_tokens),
             begun=list(request.guests.begun),
-            num_pictures=len(request.inputs.pictures),
+            num_images=len(request.inputs.images),
             prompts=[RecordedPrompt(unpack_ids(one.packed), list(one.end_token_ids)) for one in prompts],
             sequences=[
                 RecordedSequence(list(one.token_ids), one.finish_reason, one.stop_reason, list(one.engines))

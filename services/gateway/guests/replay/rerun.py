@@ -93,10 +93,10 @@ def _with_ends(params: SamplingParams, end_token_ids: list[int]) -> SamplingPara
 
 
 def check_repeatable(content: RecordedContent, card: ModelCard) -> None:
-    """Raises ServiceError if the request cannot run again: it has pictures, or its adapter was replaced."""
-    if content.num_pictures:
+    """Raises ServiceError if the request cannot run again: it has images, or its adapter was replaced."""
+    if content.num_images:
         message = (
-            "The request has pictures, whose files are not recorded: it cannot run again. Send it as it was sent then."
+            "The request has images, whose files are not recorded: it cannot run again. Send it as it was sent then."
         )
         raise ServiceError("unsupported_parameter", message)
     if content.adapter_version != card.adapter_version:

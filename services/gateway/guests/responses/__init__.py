@@ -6,7 +6,7 @@
 | `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
 | `schemas`         | the body of a request, and the fields that are refused or have no effect  |
 | `input_items`     | reads the input of a request: items, and the conversation that they form  |
-| `pictures`        | reads the pictures of the input                                           |
+| `images`        | reads the images of the input                                           |
 | `text_format`     | reads the format of the output text                                       |
 | `convert`         | converts a body to the body of a chat request of `openai`                 |
 | `response_object` | the object that describes a response                                      |

@@ -2,7 +2,7 @@
 
 from services.gateway.apis.openai.base import Api
 from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.kept_pictures import KeptPictures
+from services.gateway.edge.access.kept_images import KeptImages
 from services.gateway.edge.http.routing.openapi import Body
 from services.gateway.edge.http.routing.routes import Routes
 from services.gateway.guests.responses.conversations.conversations import Conversations
@@ -25,11 +25,11 @@ class TheApi(Api):
 
     def add(self, routes: Routes, serving: Serving) -> None:
         """See Api. Offers the endpoints to the other guests."""
-        pictures = serving.guests.offered(KeptPictures)
-        if pictures is None:
+        images = serving.guests.offered(KeptImages)
+        if images is None:
             responses, said = MemoryRecords(), MemoryRecords()
         else:
-            responses, said = LogRecords(pictures, "Responses"), LogRecords(pictures, "Conversations")
+            responses, said = LogRecords(images, "Responses"), LogRecords(images, "Conversations")
         conversations = Conversations(ConversationStore(said))
         endpoints = ResponseEndpoints(serving, ResponseStore(responses), conversations)
         serving.guests.offer(endpoints)

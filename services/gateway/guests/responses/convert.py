@@ -17,7 +17,7 @@ from services.gateway.apis.openai.chat import ChatRequest, chat_request
 from services.gateway.apis.openai.schemas import ChatBody
 from services.gateway.edge.access.call import ignore
 from services.gateway.guests.responses import text_format, tools
-from services.gateway.guests.responses.schemas import LOGPROBS, PICTURE_URLS, REASONING, ResponsesBody
+from services.gateway.guests.responses.schemas import IMAGE_URLS, LOGPROBS, REASONING, ResponsesBody
 from services.gateway.guests.responses.tools import Tools
 from services.gateway.path.generation import ModelCard
 from shared import limits
@@ -78,7 +78,7 @@ def check(body: ResponsesBody) -> None:
     if body.background and body.store is False:
         refuse("background", "needs 'store' to be true: a background response is read from the store")
     for name in body.include or ():
-        if name not in (LOGPROBS, PICTURE_URLS, REASONING):
+        if name not in (LOGPROBS, IMAGE_URLS, REASONING):
             ignore(f"include.{name}")
     if body.truncation not in (None, "auto", "disabled"):
         refuse("truncation", "must be 'auto' or 'disabled'")

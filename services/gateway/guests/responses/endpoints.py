@@ -20,7 +20,7 @@ from services.gateway.edge.http import request_body, sse
 from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.edge.http.json_response import json_response
 from services.gateway.guests.offers import UploadedFiles
-from services.gateway.guests.responses import compaction, convert, input_items, pictures, schemas
+from services.gateway.guests.responses import compaction, convert, images, input_items, schemas
 from services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
 from services.gateway.guests.responses.conversations.conversations import Conversations
 from services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
@@ -87,7 +87,7 @@ class ResponseEndpoints:
         return given
 
     async def _read_files(self, turns: list[Turn]) -> None:
-        await pictures.read_files(turns, self._serving.guests.offered(UploadedFiles))
+        await images.read_files(turns, self._serving.guests.offered(UploadedFiles))
 
     async def _warmed_up(
         self, request: Request, arrival: Arrival, body: ResponsesBody, told: Tools, socket: SocketTurn
@@ -191,12 +191,12 @@ class ResponseEndpoints:
         check_query(request, ("limit", "order", "after", *schemas.INCLUDE_NAMES))
         for name in schemas.INCLUDE_NAMES:
             for number, value in enumerate(request.query_params.getlist(name)):
-                if value != schemas.PICTURE_URLS:
+                if value != schemas.IMAGE_URLS:
                     unsupported(f"include[{number}]", f"Including '{value}' in input items is")
         if unfinished := await self._unfinished(response_id):
             items = await unfinished.items()
         else:
-            items = (await self._stored(response_id, with_pictures=True)).input_items
+            items = (await self._stored(response_id, with_images=True)).input_items
         return json_response(page(items, limit=limit, order=order, after=after))
 
     # --- inside ---
@@ -209,7 +209,7 @@ class ResponseEndpoints:
             check_room(len(conversation.items) + len(given.items) + 1)
             earlier = turns_before(conversation, request.state.request_id)
             await self._read_files(earlier)
-            earlier = pictures.earlier(earlier, NAME)
+            earlier = images.earlier(earlier, NAME)
         elif body.previous_response_id is not None:
             earlier = await self._continued_turns(request, body.previous_response_id)
         else:
@@ -221,31 +221,31 @@ class ResponseEndpoints:
         """Returns the conversation that a response continues, including the output of the earlier response."""
         param, socket = "previous_response_id", turn_of(request)
         if socket is not None and (known := await socket.responses.get(response_id)) is not None:
-            return pictures.earlier(known.turns)
+            return images.earlier(known.turns)
         unfinished = await self._unfinished(response_id)
         if unfinished is not None and not await unfinished.is_stored():
             refuse(param, f"names the response '{response_id}', which is in progress")
         try:
-            record = await self._stored(response_id, with_pictures=True)
+            record = await self._stored(response_id, with_images=True)
         except ServiceError as error:
             if error.code != "not_found":
                 raise
             raise ServiceError("previous_response_not_found", error.message, param=param) from None
         if record.response["status"] not in _CONTINUED:
             refuse(param, f"names the response '{response_id}', which is {record.response['status']}")
-        return pictures.earlier(record.turns)
+        return images.earlier(record.turns)
 
     async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
-        """Fetches the input's pictures that are URLs, so that a response that continues this one has the same files."""
+        """Fetches the input's images that are URLs, so that a response that continues this one has the same files."""
         wanted = context.request
-        if not any(picture.url for picture in wanted.inputs.pictures):
+        if not any(image.url for image in wanted.inputs.images):
             return context
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         known = {} if resumption is None else resumption.fetched
-        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.inputs.pictures])
-        wanted = structs.replace(wanted, inputs=structs.replace(wanted.inputs, pictures=given))
-        fetched = await self._serving.backend.fetch_pictures(wanted)
-        pictures.keep_files(turns, fetched.inputs.pictures)
+        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.inputs.images])
+        wanted = structs.replace(wanted, inputs=structs.replace(wanted.inputs, images=given))
+        fetched = await self._serving.backend.fetch_images(wanted)
+        images.keep_files(turns, fetched.inputs.images)
         return structs.replace(context, request=fetched)
 
     async def _fitting(
@@ -337,8 +337,8 @@ class ResponseEndpoints:
         if conversation_id is None or response["status"] not in _CONTINUED:
             return
         try:
-            # A later response has the same pictures, whatever becomes of their URLs.
-            asked = pictures.with_files(given.items, given.turns)
+            # A later response has the same images, whatever becomes of their URLs.
+            asked = images.with_files(given.items, given.turns)
             await self._conversations.append(conversation_id, [*asked, *response["output"]])
         except ServiceError as error:
             if error.code != "not_found":  # else the client has deleted it meanwhile
@@ -353,12 +353,12 @@ class ResponseEndpoints:
                 raise LogUnavailableError(error.message) from error
             log.warning("the response %s is not in its conversation: %s", response["id"], error)
 
-    async def _stored(self, response_id: str, *, with_pictures: bool = False) -> StoredResponse:
+    async def _stored(self, response_id: str, *, with_images: bool = False) -> StoredResponse:
         """Returns a stored response. Raises ServiceError if there is none, or if it belongs to another key."""
         record = await self.store.get(response_id)
         if record is None or not may_see(record.key_name):
             raise unknown_response(response_id)
-        return await self.store.with_pictures(record) if with_pictures else record
+        return await self.store.with_images(record) if with_images else record
 
     async def _unfinished(self, response_id: str) -> Unfinished | None:
         """Returns a background response that has not ended, if the current call's key created it."""

@@ -1,6 +1,6 @@
 """Reads the input of a response: checks its items, gives them ids, and converts them to turns of a conversation. Pure.
 
-Items are messages of texts and pictures, the model's reasoning, calls of tools, and what the tools have returned.
+Items are messages of texts and images, the model's reasoning, calls of tools, and what the tools have returned.
 `_READERS` has a function for each type of item. Items of other types belong to tools that another server has run: the
 model does not see them.
 """
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.content_blocks import ReadPicture, check_fields, content_of, content_parts
+from services.gateway.apis.openai.bodies.content_blocks import ReadImage, check_fields, content_of, content_parts
 from services.gateway.apis.openai.bodies.sealed import unseal
 from services.gateway.edge.access.call import ignore
-from services.gateway.guests.responses import pictures
+from services.gateway.guests.responses import images
 from services.gateway.guests.responses.response_object import called
 from shared import limits
 from shared.errors import ServiceError
@@ -24,7 +24,7 @@ Item = dict[str, Any]
 """An item of a response as JSON."""
 _TEXT = ("input_text", "output_text", "text")
 _NO_EFFECT = ("annotations", "logprobs", "prompt_cache_breakpoint")
-_PICTURES: dict[str, ReadPicture] = {pictures.TYPE: pictures.read}
+_IMAGES: dict[str, ReadImage] = {images.TYPE: images.read}
 _MESSAGE_FIELDS = frozenset({"type", "id", "status", "role", "content", "phase"})
 _CALL_FIELDS = {
     "function_call": ("call_id", "name", "arguments"),
@@ -130,20 +130,20 @@ def _message(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
     if role not in _ROLES:
         refuse(f"{path}.role", "must be 'user', 'assistant', 'system' or 'developer'")
     blocks = _blocks(content, path)
-    # Instructions have no pictures, and neither have the model's answers.
-    parts = content_parts(blocks, f"{path}.content", _TEXT, _PICTURES if role == "user" else {}, _NO_EFFECT)
+    # Instructions have no images, and neither have the model's answers.
+    parts = content_parts(blocks, f"{path}.content", _TEXT, _IMAGES if role == "user" else {}, _NO_EFFECT)
     shown = {"type": "message", "role": role, "status": "completed", "content": _shown(role, blocks, parts)}
     return shown, Turn(role=role, content=content_of(parts))
 
 
 def _shown(role: str, blocks: list[dict[str, Any]], parts: list[ContentPart]) -> list[Item]:
-    """Returns the content of a message as an item shows it: one block of text or, with pictures, each of its blocks."""
+    """Returns the content of a message as an item shows it: one block of text or, with images, each of its blocks."""
     kind = "output_text" if role == "assistant" else "input_text"
     text = content_of(parts)
     if isinstance(text, str):
         return [{"type": kind, "text": text, **({"annotations": []} if role == "assistant" else {})}]
     return [
-        pictures.shown(block) if isinstance(part, NamedPart) else {"type": kind, "text": part.text}
+        images.shown(block) if isinstance(part, NamedPart) else {"type": kind, "text": part.text}
         for block, part in zip(blocks, parts, strict=True)
     ]
 
@@ -152,7 +152,7 @@ def _shown_output(output: Any) -> Any:
     """Returns the result of a function as an item shows it."""
     if isinstance(output, str):
         return output
-    return [pictures.shown(block) if block["type"] == pictures.TYPE else block for block in output]
+    return [images.shown(block) if block["type"] == images.TYPE else block for block in output]
 
 
 def _call(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
@@ -200,7 +200,7 @@ def _call_output(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
     output = item.get("output")
     if output is None:
         missing(f"{path}.output")
-    parts = content_parts(_blocks(output, path, "output"), f"{path}.output", _TEXT, _PICTURES, _NO_EFFECT)
+    parts = content_parts(_blocks(output, path, "output"), f"{path}.output", _TEXT, _IMAGES, _NO_EFFECT)
     shown = {
         "type": item["type"],
         "status": "completed",

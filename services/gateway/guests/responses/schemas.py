@@ -10,8 +10,8 @@ from services.gateway.apis.openai.body import SamplerFields
 LOGPROBS = "message.output_text.logprobs"
 REASONING = "reasoning.encrypted_content"
 """Items of reasoning have a sealed form, which a client can send back."""
-PICTURE_URLS = "message.input_image.image_url"
-"""Without effect: input items always have the URLs of their pictures."""
+IMAGE_URLS = "message.input_image.image_url"
+"""Without effect: input items always have the URLs of their images."""
 INCLUDE_NAMES = ("include", "include[]")
 """Names of the query parameter, a list. OpenAI's clients write it with brackets."""
 

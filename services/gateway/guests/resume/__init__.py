@@ -15,6 +15,6 @@
 | `journal`          | writes the accepted tokens of all streams, four times a second         |
 | `record`           | what is stored of a stream                                             |
 | `store`            | the two logs on the bus that hold records and journals                 |
-| `body_pictures`    | takes pictures out of the body of a recorded request                   |
+| `body_images`    | takes images out of the body of a recorded request                   |
 | `guest`, `api`     | make the streams of a gateway; their route                             |
 """

@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from services.gateway.apis.openai.request_context import RequestContext, Resumption
 from services.gateway.edge.access.call import current_call
-from services.gateway.guests.resume.body_pictures import WholeBody
+from services.gateway.guests.resume.body_images import WholeBody
 from services.gateway.guests.resume.position import Position
 from services.gateway.guests.resume.positioned import PositionedEvents
 from services.gateway.guests.resume.record import Accepted, StreamRecord

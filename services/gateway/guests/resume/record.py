@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.gateway.guests.resume.body_pictures import BodyPicture, FetchedPicture
+from services.gateway.guests.resume.body_images import BodyImage, FetchedImage
 from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 
 
@@ -59,10 +59,10 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     outlives_client: bool
     journal_from: int
     progress: tuple[Progress, ...] = ()
-    pictures: tuple[BodyPicture, ...] = ()
-    """The pictures that were taken out of the body. Their files, and those of `fetched`, are in the log of
+    images: tuple[BodyImage, ...] = ()
+    """The images that were taken out of the body. Their files, and those of `fetched`, are in the log of
     responses."""
-    fetched: tuple[FetchedPicture, ...] = ()
+    fetched: tuple[FetchedImage, ...] = ()
     starts: int = 1
     """How often the request was started without getting further than `num_known`; the former gateways have died."""
     num_known: int = 0

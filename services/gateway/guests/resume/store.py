@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.gateway.edge.access.kept_pictures import KeptPictures
-from services.gateway.guests.resume.body_pictures import WholeBody, whole_body
+from services.gateway.edge.access.kept_images import KeptImages
+from services.gateway.guests.resume.body_images import WholeBody, whole_body
 from services.gateway.guests.resume.journal_reader import JournalReader
 from services.gateway.guests.resume.record import JournalEntry, StreamRecord, decoded_record, encoded
 from shared.bus.durable_log import LogConfig, LogUnavailableError
@@ -16,12 +16,12 @@ from shared.errors import ServiceError
 class RecordStore:
     """The records of requests of one kind, in a log with one message for each. Methods raise LogUnavailableError.
 
-    `pictures`: the picture files that were taken out of the bodies in records. `subject` returns that of a record.
+    `images`: the image files that were taken out of the bodies in records. `subject` returns that of a record.
     """
 
-    def __init__(self, pictures: KeptPictures, config: LogConfig, subject: Callable[[str], str]) -> None:
-        self.pictures, self.subject, self._host = pictures, subject, pictures.logs.host
-        self.part = pictures.logs.part(config, self._is_own)
+    def __init__(self, images: KeptImages, config: LogConfig, subject: Callable[[str], str]) -> None:
+        self.images, self.subject, self._host = images, subject, images.logs.host
+        self.part = images.logs.part(config, self._is_own)
 
     async def admit(self, record: StreamRecord) -> bool:
         """Returns whether there is room for a new record beside the running requests of its key."""
@@ -55,9 +55,9 @@ class RecordStore:
 class StreamStore(RecordStore):
     """The records of one gateway's streams, and its journal."""
 
-    def __init__(self, pictures: KeptPictures) -> None:
-        logs, self._subjects = pictures.logs, pictures.logs.host.subjects
-        super().__init__(pictures, stores.stream_records(self._subjects, logs.storage), self._subjects.stream_record)
+    def __init__(self, images: KeptImages) -> None:
+        logs, self._subjects = images.logs, images.logs.host.subjects
+        super().__init__(images, stores.stream_records(self._subjects, logs.storage), self._subjects.stream_record)
         # Not divided by keys: it has only tokens that were computed, and each message has those of many streams.
         self._journals = logs.log(stores.stream_journals(self._subjects, logs.storage))
         self._reader = JournalReader(self._journals)
@@ -66,7 +66,7 @@ class StreamStore(RecordStore):
         """Returns when the logs exist."""
         await self.part.log.open()
         await self._journals.open()
-        await self.pictures.part.log.open()
+        await self.images.part.log.open()
 
     async def create(self, record: StreamRecord) -> bool:
         """Sends a new record without waiting until it is stored. Raises ServiceError.
@@ -99,10 +99,10 @@ def readable(data: bytes) -> StreamRecord:
         raise LogUnavailableError(f"the record of a request cannot be read ({error})") from error
 
 
-async def body_of(record: StreamRecord, pictures: KeptPictures) -> WholeBody:
-    """Returns the body of a request with its pictures, as far as they are still there. Raises LogUnavailableError."""
-    names = [one.picture for one in (*record.pictures, *record.fetched)]
-    return whole_body(record.body, record.pictures, record.fetched, await pictures.get(record.key_name, names))
+async def body_of(record: StreamRecord, images: KeptImages) -> WholeBody:
+    """Returns the body of a request with its images, as far as they are still there. Raises LogUnavailableError."""
+    names = [one.image for one in (*record.images, *record.fetched)]
+    return whole_body(record.body, record.images, record.fetched, await images.get(record.key_name, names))
 
 
 def unavailable(error: LogUnavailableError) -> ServiceError:

@@ -22,7 +22,7 @@ from services.gateway.edge.access.call import current_call, is_id, may_see
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.routing.direct_route import Endpoint
 from services.gateway.edge.http.server.web_socket import FROM_SOCKET
-from services.gateway.guests.resume.body_pictures import CutBody, WholeBody, without_pictures
+from services.gateway.guests.resume.body_images import CutBody, WholeBody, without_images
 from services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, stored_request
 from services.gateway.guests.resume.cut import beyond_the_end
 from services.gateway.guests.resume.journal import Journal, JournaledStream
@@ -105,16 +105,16 @@ class Streams(Guest, StreamBook):
             return None
         if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None
-        # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
-        pictures = context.request.inputs.pictures if asked else ()
-        cut = without_pictures(request.state.body, pictures) if pictures else None
+        # Images are kept only for clients that ask for a resumable stream: they take space in the log of responses.
+        images = context.request.inputs.images if asked else ()
+        cut = without_images(request.state.body, images) if images else None
         if not is_recordable(context, request.state.body if cut is None else cut.body):
             return None
         record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
         if cut is not None:
-            if cut.files and not await self._keep_pictures(cut):
+            if cut.files and not await self._keep_images(cut):
                 return None
-            record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
+            record = msgspec.structs.replace(record, body=cut.body, images=cut.images)
         # If the journal is not open, it writes the record when it is open again.
         if self.journal.is_open and not await self.store.create(record):
             return None
@@ -167,12 +167,12 @@ class Streams(Guest, StreamBook):
         """See Lifetime."""
         await self.journal.close()
 
-    async def _keep_pictures(self, cut: CutBody) -> bool:
-        """Writes the picture files that were taken out of a body. Returns whether the bus has them."""
+    async def _keep_images(self, cut: CutBody) -> bool:
+        """Writes the image files that were taken out of a body. Returns whether the bus has them."""
         try:
-            await self.store.pictures.put(current_call().key.name, cut.files)
+            await self.store.images.put(current_call().key.name, cut.files)
         except LogUnavailableError as error:
-            log.warning("a stream with pictures is not recorded: %s", error)
+            log.warning("a stream with images is not recorded: %s", error)
             return False
         return True
 
@@ -211,9 +211,9 @@ class Streams(Guest, StreamBook):
             if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
                 raise _unknown(request_id)
             record, revision = found
-            whole = await body_of(record, self.store.pictures)
+            whole = await body_of(record, self.store.images)
             if not whole.is_whole:
-                raise _expired(request_id, "its pictures are not kept any more")
+                raise _expired(request_id, "its images are not kept any more")
             if path and body != whole.body:
                 told = "The stream was begun with another body. Send the same one, or no 'Last-Event-ID'."
                 raise ServiceError("invalid_value", told, param="Last-Event-ID")

@@ -79,7 +79,7 @@ class ShadowTraffic(Guest):
         if (shadow := self._versions.shadows.get(running.card.name)) is None:
             return
         request = running.request
-        other_kind = request.pooling is not None or request.params.beam is not None or bool(request.inputs.pictures)
+        other_kind = request.pooling is not None or request.params.beam is not None or bool(request.inputs.images)
         if running.error is not None or other_kind:
             return
         state, internal, share = shadow

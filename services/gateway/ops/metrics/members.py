@@ -72,9 +72,9 @@ class _VisionMetrics:
 
     def __init__(self) -> None:
         labels = ("model_name", "id")
-        self._requests = CounterMetricFamily("antiphon:vision_pictures", "Pictures asked for", labels=labels)
-        self._hits = CounterMetricFamily("antiphon:vision_cache_hits", "Pictures found encoded", labels=labels)
-        self._tokens = CounterMetricFamily("antiphon:vision_tokens", "Tokens of encoded pictures", labels=labels)
+        self._requests = CounterMetricFamily("antiphon:vision_images", "Images asked for", labels=labels)
+        self._hits = CounterMetricFamily("antiphon:vision_cache_hits", "Images found encoded", labels=labels)
+        self._tokens = CounterMetricFamily("antiphon:vision_tokens", "Tokens of encoded images", labels=labels)
         self._bytes = GaugeMetricFamily("antiphon:vision_cached_bytes", "Embeddings that are kept", labels=labels)
         self.metrics = (self._requests, self._hits, self._tokens, self._bytes)
 

@@ -188,7 +188,7 @@ class ModelCatalog:
         """Returns the image service if the model needs one and has had none yet. Until then, only text is served."""
         engines = self._members.alive("engine", self._now())
         status = served_models(engines).get(model)
-        return [VISION] if status is not None and status.takes_pictures and model not in self._sees else []
+        return [VISION] if status is not None and status.takes_images and model not in self._sees else []
 
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """Returns, by service, the models that have a ready member.
@@ -264,7 +264,7 @@ class ModelCatalog:
             tool_format=tool_format,
             reasoning_format=reasoning_format,
             embedding_size=status.embedding_size,
-            takes_pictures=status.takes_pictures,
+            takes_images=status.takes_images,
             generates=status.generates,
             labels=status.labels,
             facts=status.facts,
@@ -277,7 +277,7 @@ def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
     """Returns what cards depend on of a heartbeat: not the load, which changes with each."""
     status = beat.status
     if isinstance(status, EngineStatus):
-        told = status.max_model_len, status.vocab_size, status.embedding_size, status.takes_pictures, status.generates
+        told = status.max_model_len, status.vocab_size, status.embedding_size, status.takes_images, status.generates
         names = status.model_path, status.model_aliases, status.labels, status.facts
         return (beat.instance_id, beat.state, status.model, status.configuration, status.content, *told, *names)
     formats = (status.tool_format, status.reasoning_format) if isinstance(status, PoolStatus) else ()

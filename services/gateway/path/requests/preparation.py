@@ -21,7 +21,7 @@ from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import PromptPicture, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.messages import PromptImage, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.parameters.context import AS_MANY_AS_FIT, check_text_size, fitted, num_bytes, text_bytes_max
 from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
@@ -162,7 +162,7 @@ async def _tokenized(
 ) -> TokenizeReply:
     message = tokenize_message(request, card, block_size)
     if attached:
-        message = msgspec.structs.replace(message, pictures=tuple(one.tokens for one in attached))
+        message = msgspec.structs.replace(message, images=tuple(one.tokens for one in attached))
     size, origin = request.inputs.num_characters, request.origin
     try:
         if size * UTF8_BYTES_MAX > message.text_bytes_max:
@@ -188,7 +188,7 @@ async def tokenize_only(
     guests = parts.guests.joining(request, card, None)
     try:
         attached = [one for guest in guests for one in await guest.attachments()]
-        message = msgspec.structs.replace(message, pictures=tuple([one.tokens for one in attached]))
+        message = msgspec.structs.replace(message, images=tuple([one.tokens for one in attached]))
         reply = await parts.clients.tokenizer(message, request.inputs.num_characters, request.origin.trace_headers)
     finally:
         for guest in guests:
@@ -204,7 +204,7 @@ def _prompts(replies: Sequence[TokenizeReply], attached: Sequence[Attachment]) -
             block_hashes=one.block_hashes,
             end_token_ids=reply.end_token_ids,
             tail=one.tail,
-            pictures=_placed(attached, one) if attached else (),
+            images=_placed(attached, one) if attached else (),
             num_first_tokens=one.num_first_tokens,
         )
         for reply in replies
@@ -212,8 +212,8 @@ def _prompts(replies: Sequence[TokenizeReply], attached: Sequence[Attachment]) -
     ]
 
 
-def _placed(attached: Sequence[Attachment], prompt: TokenizedPrompt) -> tuple[PromptPicture, ...]:
-    return tuple(one.placed(start) for one, start in zip(attached, prompt.picture_starts, strict=True))
+def _placed(attached: Sequence[Attachment], prompt: TokenizedPrompt) -> tuple[PromptImage, ...]:
+    return tuple(one.placed(start) for one, start in zip(attached, prompt.image_starts, strict=True))
 
 
 def _tell_cut(request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:

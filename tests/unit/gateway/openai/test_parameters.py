@@ -423,13 +423,13 @@ def test_other_content_is_refused_where_it_stands(content: Any, code: str, param
     assert (raised.value.code, raised.value.param) == (code, param)
 
 
-def test_a_picture_that_is_not_taken_is_refused_with_what_to_do():
-    pictures = [{"type": "image_url", "image_url": {"url": "x"}}]
+def test_a_image_that_is_not_taken_is_refused_with_what_to_do():
+    images = [{"type": "image_url", "image_url": {"url": "x"}}]
     error = refusal(
         chat,
         "unsupported_parameter",
         "messages[0].content[0].type",
-        messages=[{"role": "user", "content": pictures}],
+        messages=[{"role": "user", "content": images}],
     )
     assert "--enable-mm" in error.message
     assert "'messages[0].content[0].type'" in error.message

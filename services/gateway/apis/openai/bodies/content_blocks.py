@@ -1,4 +1,4 @@
-"""Reads the texts and pictures of content blocks, of which messages consist in several APIs. Pure."""
+"""Reads the texts and images of content blocks, of which messages consist in several APIs. Pure."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from shared.request.conversation import ContentPart, NamedPart
 
 Block = Mapping[str, Any]
 """A content block as decoded JSON: `type` and the fields of that type."""
-ReadPicture = Callable[[Block, str], NamedPart]
-"""Returns the picture of a block with this path. Raises ServiceError that names the block or its member."""
+ReadImage = Callable[[Block, str], NamedPart]
+"""Returns the image of a block with this path. Raises ServiceError that names the block or its member."""
 Content = str | list[int | ContentPart]
 """The content of a turn of a conversation."""
 _ASKS_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
@@ -77,17 +77,17 @@ def content_part(
     block: Block,
     path: str,
     types: Collection[str],
-    pictures: Mapping[str, ReadPicture],
+    images: Mapping[str, ReadImage],
     no_effect: Collection[str] = (),
 ) -> ContentPart:
-    """Returns the text or the picture of a block.
+    """Returns the text or the image of a block.
 
-    `pictures`: functions that read a block with a picture, by the name of the block's type. Other parameters: see
+    `images`: functions that read a block with an image, by the name of the block's type. Other parameters: see
     `block_text`.
     """
     kind = block.get("type")
-    if isinstance(kind, str) and kind in pictures:
-        return pictures[kind](block, path)
+    if isinstance(kind, str) and kind in images:
+        return images[kind](block, path)
     return ContentPart(type="text", text=block_text(block, path, types, no_effect))
 
 
@@ -95,15 +95,15 @@ def content_parts(
     blocks: list[dict[str, Any]],
     path: str,
     types: Collection[str],
-    pictures: Mapping[str, ReadPicture],
+    images: Mapping[str, ReadImage],
     no_effect: Collection[str] = (),
 ) -> list[ContentPart]:
-    """Returns the texts and pictures of a list of blocks, see `content_part`."""
-    return [content_part(block, f"{path}[{number}]", types, pictures, no_effect) for number, block in enumerate(blocks)]
+    """Returns the texts and images of a list of blocks, see `content_part`."""
+    return [content_part(block, f"{path}[{number}]", types, images, no_effect) for number, block in enumerate(blocks)]
 
 
 def content_of(parts: list[ContentPart]) -> Content:
-    """Returns the content of a turn: the parts if there is a picture, else the texts, which are joined by line breaks.
+    """Returns the content of a turn: the parts if there is an image, else the texts, which are joined by line breaks.
 
     The chat template gets text parts joined in the same way at `/v1/chat/completions`.
     """

@@ -51,7 +51,7 @@ class RequestDefaults:
     draw_seed: SeedSource = random_seed
     chat_temperature: float = 1.0
     max_logprobs: int = limits.LOGPROBS_MAX
-    pictures_max: int = limits.IMAGES_MAX
+    images_max: int = limits.IMAGES_MAX
     """Maximum number of images in a request."""
 
 

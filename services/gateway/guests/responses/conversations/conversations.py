@@ -30,14 +30,14 @@ class Conversations:
         await self._store.put(made, 0)
         return made
 
-    async def get(self, conversation_id: str, *, with_pictures: bool = True) -> Conversation:
+    async def get(self, conversation_id: str, *, with_images: bool = True) -> Conversation:
         """Returns a conversation. Raises ServiceError('not_found')."""
-        return (await self._found(conversation_id, with_pictures=with_pictures)).conversation
+        return (await self._found(conversation_id, with_images=with_images)).conversation
 
     async def change(self, conversation_id: str, change: Callable[[Conversation], Conversation]) -> Conversation:
         """Stores and returns a conversation as `change` returns it, which may be called several times."""
         for _ in range(limits.CONVERSATION_TRIES):
-            found = await self._found(conversation_id, with_pictures=True)
+            found = await self._found(conversation_id, with_images=True)
             after = change(found.conversation)
             try:
                 await self._store.put(after, found.revision)
@@ -54,16 +54,16 @@ class Conversations:
 
     async def delete(self, conversation_id: str) -> None:
         """Removes a conversation and its items."""
-        await self._found(conversation_id, with_pictures=False)
+        await self._found(conversation_id, with_images=False)
         await self._store.delete(conversation_id)
 
-    async def _found(self, conversation_id: str, *, with_pictures: bool) -> Versioned:
-        # Whose it is must be known before its pictures are looked for, which may be missing.
-        found = await self._store.get(conversation_id, with_pictures=False)
+    async def _found(self, conversation_id: str, *, with_images: bool) -> Versioned:
+        # Whose it is must be known before its images are looked for, which may be missing.
+        found = await self._store.get(conversation_id, with_images=False)
         if found is None or not may_see(found.conversation.key_name):
             raise _unknown(conversation_id)
-        if with_pictures:
-            found = await self._store.get(conversation_id, with_pictures=True)
+        if with_images:
+            found = await self._store.get(conversation_id, with_images=True)
         if found is None:
             raise _unknown(conversation_id)
         return found

@@ -18,7 +18,7 @@ from services.gateway.guests.responses.conversations import schemas
 from services.gateway.guests.responses.conversations.conversations import Conversations
 from services.gateway.guests.responses.conversations.record import Conversation
 from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.schemas import INCLUDE_NAMES, LOGPROBS, PICTURE_URLS, REASONING
+from services.gateway.guests.responses.schemas import IMAGE_URLS, INCLUDE_NAMES, LOGPROBS, REASONING
 from shared import limits
 from shared.errors import ServiceError
 from shared.request.checks import missing, refuse
@@ -41,7 +41,7 @@ class ConversationEndpoints:
 
     async def retrieve(self, conversation_id: str) -> Response:
         """Answers with a conversation."""
-        return json_response((await self._conversations.get(conversation_id, with_pictures=False)).described())
+        return json_response((await self._conversations.get(conversation_id, with_images=False)).described())
 
     async def update(self, request: Request, conversation_id: str) -> Response:
         """Replaces the metadata of a conversation."""
@@ -114,7 +114,7 @@ def _check_included(request: Request, *known: str) -> None:
     check_query(request, (*known, *INCLUDE_NAMES))
     for name in INCLUDE_NAMES:
         for value in request.query_params.getlist(name):
-            if value not in (LOGPROBS, PICTURE_URLS, REASONING):
+            if value not in (LOGPROBS, IMAGE_URLS, REASONING):
                 ignore(f"include.{value}")
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from services.gateway.guests.responses.conversations.record import ID_PREFIX, Conversation
-from services.gateway.guests.responses.stored import stored_pictures
+from services.gateway.guests.responses.stored import stored_images
 from services.gateway.guests.responses.stored.records import Records, unavailable
 from shared.bus.durable_log import LogUnavailableError
 from shared.errors import ServiceError
@@ -31,10 +31,10 @@ class ConversationStore:
     def __init__(self, records: Records) -> None:
         self._records = records
 
-    async def get(self, conversation_id: str, *, with_pictures: bool) -> Versioned | None:
+    async def get(self, conversation_id: str, *, with_images: bool) -> Versioned | None:
         """Returns a conversation; None if it is not stored, or not any more.
 
-        `with_pictures`: with the data URLs of its pictures. Raises ServiceError('not_found') if one is missing.
+        `with_images`: with the data URLs of its images. Raises ServiceError('not_found') if one is missing.
         """
         if not _ID.fullmatch(conversation_id):
             return None
@@ -42,15 +42,15 @@ class ConversationStore:
         if found is None:
             return None
         conversation = _DECODER.decode(found.payload)
-        return Versioned(await self._whole(conversation) if with_pictures else conversation, found.sequence)
+        return Versioned(await self._whole(conversation) if with_images else conversation, found.sequence)
 
     async def put(self, conversation: Conversation, revision: int) -> None:
-        """Stores a conversation, which has its pictures, in place of a revision of it; 0: it is new.
+        """Stores a conversation, which has its images, in place of a revision of it; 0: it is new.
 
         Raises ServiceError: 'conversation_changed' if there is another revision meanwhile, 'request_too_large' if there
         is no room for so large a conversation.
         """
-        items, _, files = stored_pictures.taken_out(conversation.items)
+        items, _, files = stored_images.taken_out(conversation.items)
         data = msgspec.json.encode(msgspec.structs.replace(conversation, items=items))
         try:
             if not await self._records.write(conversation.key_name, conversation.id, data, files, revision):
@@ -64,7 +64,7 @@ class ConversationStore:
         await self._records.remove(conversation_id)
 
     async def _whole(self, conversation: Conversation) -> Conversation:
-        names = stored_pictures.names_in(conversation.items)
+        names = stored_images.names_in(conversation.items)
         files = await self._records.files(conversation.key_name, conversation.id, names)
-        items, _ = stored_pictures.put_back(conversation.items, (), files, f"conversation '{conversation.id}'")
+        items, _ = stored_images.put_back(conversation.items, (), files, f"conversation '{conversation.id}'")
         return msgspec.structs.replace(conversation, items=items)

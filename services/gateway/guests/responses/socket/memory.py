@@ -28,7 +28,7 @@ class ConnectionResponses:
     async def get(self, response_id: str) -> StoredResponse | None:
         """Returns a response; None if the connection has not made it, or it is not kept any more."""
         found = await self._store.get(response_id) if response_id in self._ids else None
-        return None if found is None else await self._store.with_pictures(found)
+        return None if found is None else await self._store.with_images(found)
 
     async def keep(self, record: StoredResponse) -> None:
         """Keeps a response in place of the oldest one."""

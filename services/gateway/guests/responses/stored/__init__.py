@@ -4,5 +4,5 @@
 |-------------------|----------------------------------------------------------------------|
 | `store`           | keeps finished responses                                             |
 | `records`         | keeps records of any kind on the bus, or in memory                   |
-| `stored_pictures` | takes the files of pictures out of records                           |
+| `stored_images` | takes the files of images out of records                           |
 """

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from services.gateway.edge.access.kept_pictures import KeptPicture, KeptPictures
+from services.gateway.edge.access.kept_images import KeptImage, KeptImages
 from shared import limits
 from shared.bus.durable_log import Logged, LogUnavailableError
 from shared.errors import ServiceError
@@ -22,10 +22,10 @@ _OVERHEAD_BYTES = 1024
 class LogRecords:
     """The records of one kind on the bus. `what` begins the sentence that says that the log does not answer."""
 
-    def __init__(self, pictures: KeptPictures, what: str) -> None:
-        self._subject = pictures.subject
-        self._pictures = pictures
-        self._part = pictures.part
+    def __init__(self, images: KeptImages, what: str) -> None:
+        self._subject = images.subject
+        self._images = images
+        self._part = images.part
         self._what = what
 
     async def last(self, record_id: str) -> Logged | None:
@@ -35,26 +35,26 @@ class LogRecords:
         return None if found is None or not found.payload else found
 
     async def write(
-        self, key: str, record_id: str, data: bytes, files: Mapping[KeptPicture, bytes], revision: int | None = None
+        self, key: str, record_id: str, data: bytes, files: Mapping[KeptImage, bytes], revision: int | None = None
     ) -> bool:
-        """Writes a record of an API key and the files of its pictures. Returns False if it is too large for the key.
+        """Writes a record of an API key and the files of its images. Returns False if it is too large for the key.
 
         `revision`: that of the record which it replaces; 0: there must be none; None: it replaces any. Raises
         LogUnavailableError; ServiceError('conversation_changed') if the record has another revision, or another code if
         the bus takes no message of this size.
         """
         subject = self._subject(record_id)
-        await self._pictures.put(key, files)
+        await self._images.put(key, files)
         if not await self._part.admit(key, subject, data):
             return False
         if await self._part.append(key, subject, data, last=revision) is None:
             raise changed()
         return True
 
-    async def files(self, key: str, record_id: str, names: Sequence[KeptPicture]) -> dict[KeptPicture, bytes]:
-        """Returns the files of a record's pictures that are still kept. Raises ServiceError('bus_unavailable')."""
+    async def files(self, key: str, record_id: str, names: Sequence[KeptImage]) -> dict[KeptImage, bytes]:
+        """Returns the files of a record's images that are still kept. Raises ServiceError('bus_unavailable')."""
         with self._told():
-            return await self._pictures.get(key, names)
+            return await self._images.get(key, names)
 
     async def remove(self, record_id: str) -> None:
         """Removes a record. Raises ServiceError('bus_unavailable')."""
@@ -71,7 +71,7 @@ class LogRecords:
 
 class _Held(NamedTuple):
     logged: Logged
-    files: Mapping[KeptPicture, bytes]
+    files: Mapping[KeptImage, bytes]
     expires_at: float
 
 
@@ -102,7 +102,7 @@ class MemoryRecords:
         return None if held is None else held.logged
 
     async def write(
-        self, key: str, record_id: str, data: bytes, files: Mapping[KeptPicture, bytes], revision: int | None = None
+        self, key: str, record_id: str, data: bytes, files: Mapping[KeptImage, bytes], revision: int | None = None
     ) -> bool:
         """See LogRecords."""
         found = await self.last(record_id)
@@ -116,7 +116,7 @@ class MemoryRecords:
             del self._records[gone]
         return record_id in self._records
 
-    async def files(self, key: str, record_id: str, names: Sequence[KeptPicture]) -> Mapping[KeptPicture, bytes]:
+    async def files(self, key: str, record_id: str, names: Sequence[KeptImage]) -> Mapping[KeptImage, bytes]:
         """See LogRecords."""
         held = self._records.get(record_id)
         return {} if held is None else held.files

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.stored import stored_pictures
+from services.gateway.guests.responses.stored import stored_images
 from services.gateway.guests.responses.stored.records import Records
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
@@ -71,7 +71,7 @@ class ResponseStore:
         Raises LogUnavailableError; a record that is too large is dropped.
         """
         try:
-            items, turns, files = stored_pictures.taken_out(record.input_items, record.turns)
+            items, turns, files = stored_images.taken_out(record.input_items, record.turns)
             data = msgspec.json.encode(replace(record, input_items=items, turns=turns))
             if not await self._records.write(record.key_name, record.id, data, files):
                 log.warning("the response %s is not stored: it is too large", record.id)
@@ -79,20 +79,20 @@ class ResponseStore:
             log.warning("the response %s is not stored: %s", record.id, error)
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """Returns a response; None if it is not stored, or not any more. It has references for pictures."""
+        """Returns a response; None if it is not stored, or not any more. It has references for images."""
         if not _ID.fullmatch(response_id):
             return None
         found = await self._records.last(response_id)
         return None if found is None else _DECODER.decode(found.payload)
 
-    async def with_pictures(self, record: StoredResponse) -> StoredResponse:
-        """Returns a response, which `get` has returned, with the data URLs of its pictures.
+    async def with_images(self, record: StoredResponse) -> StoredResponse:
+        """Returns a response, which `get` has returned, with the data URLs of its images.
 
         Raises ServiceError('not_found') if one of them is not stored any more.
         """
         kept = record.input_items, record.turns
-        files = await self._records.files(record.key_name, record.id, stored_pictures.names_in(*kept))
-        items, turns = stored_pictures.put_back(*kept, files, f"response '{record.id}'")
+        files = await self._records.files(record.key_name, record.id, stored_images.names_in(*kept))
+        items, turns = stored_images.put_back(*kept, files, f"response '{record.id}'")
         return replace(record, input_items=items, turns=turns)
 
     async def delete(self, response_id: str) -> bool:

@@ -1,4 +1,4 @@
-// A conversation with the model: streamed, stopped, generated anew, with pictures, tools, and the probability of each token.
+// A conversation with the model: streamed, stopped, generated anew, with images, tools, and the probability of each token.
 
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { getJson, streamed } from "./api.js";
@@ -16,7 +16,7 @@ const kept = { messages: [], draft: "", images: [] };
 const saved = () => {
   try { return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(SETTINGS) || "{}") }; } catch { return DEFAULTS; }
 };
-const PICTURE_BYTES = 10 * 2 ** 20;
+const IMAGE_BYTES = 10 * 2 ** 20;
 const EXAMPLE = JSON.stringify([{ type: "function", function: { name: "get_weather", description: "The weather of a city",
   parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }], null, 1);
 
@@ -90,8 +90,8 @@ export function Chat() {
     setError("");
     try {
       for (const file of files) {
-        if (!file.type.startsWith("image/")) throw new Error(`${file.name} is not a picture.`);
-        if (file.size > PICTURE_BYTES) throw new Error(`${file.name} is larger than ${PICTURE_BYTES / 2 ** 20} MiB.`);
+        if (!file.type.startsWith("image/")) throw new Error(`${file.name} is not an image.`);
+        if (file.size > IMAGE_BYTES) throw new Error(`${file.name} is larger than ${IMAGE_BYTES / 2 ** 20} MiB.`);
         const url = await asDataUrl(file);
         setImages((before) => [...before, url]);
       }
@@ -138,11 +138,11 @@ export function Chat() {
       <strong>${JSON.stringify(shown.token)} ${percent(shown.logprob)}</strong>${" of: "}
       ${(shown.top_logprobs || []).map((one) => html`<span>${JSON.stringify(one.token)} ${percent(one.logprob)}</span>`)}
     </div>`}
-    ${images.length > 0 && html`<div class="bar pictures">${images.map((url, index) => html`<button
-      aria-label=${`Remove picture ${index + 1}`} onClick=${() => setImages(images.filter((one, at) => at !== index))}><img src=${url} alt="" /> ✕</button>`)}</div>`}
+    ${images.length > 0 && html`<div class="bar images">${images.map((url, index) => html`<button
+      aria-label=${`Remove image ${index + 1}`} onClick=${() => setImages(images.filter((one, at) => at !== index))}><img src=${url} alt="" /> ✕</button>`)}</div>`}
     <div class="ask">
       <textarea aria-label="Message" value=${draft} onInput=${(e) => setDraft(e.target.value)} onKeyDown=${onKey} onPaste=${pasted}></textarea>
-      <label class="attach">Pictures<input type="file" name="pictures" accept="image/*" multiple
+      <label class="attach">Images<input type="file" name="images" accept="image/*" multiple
         onChange=${(e) => { attach([...e.target.files]); e.target.value = ""; }} /></label>
       ${busy ? html`<button name="stop" onClick=${() => running.current?.abort()}>Stop</button>`
              : html`<button name="send" class="primary" disabled=${!draft.trim()} onClick=${ask}>Send</button>`}

@@ -30,7 +30,7 @@ export function Message({ message, show, reply }) {
   const marked = shown && shown.length > 0 && !calls?.length;
   return html`<div class="message ${role}">
     ${role === "tool" && html`<div class="facts">result of ${message.name}</div>`}
-    ${images?.map((url, number) => html`<img src=${url} alt=${`Picture ${number + 1}`} />`)}
+    ${images?.map((url, number) => html`<img src=${url} alt=${`Image ${number + 1}`} />`)}
     ${marked ? html`<${Tokens} tokens=${shown} show=${show} />` : content}
     ${calls?.map((one) => html`<div class="call"><strong>${one.name}</strong> <code>${one.text}</code></div>`)}
     ${reply && calls?.length > 0 && html`<${Results} calls=${calls} reply=${reply} />`}
