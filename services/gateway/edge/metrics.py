@@ -59,8 +59,7 @@ class TokenMetrics(Collector):
         gaps = HistogramMetricFamily(name, "Time between tokens of a sequence", labels=_MODEL)
         tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated", labels=_MODEL)
         for model, found in self.models.items():
-            counts = found.gaps_s.counts()
-            gaps.add_metric([model], buckets(_TOKEN_S, counts), counts.sum)
+            gaps.add_metric([model], buckets(_TOKEN_S, counts := found.gaps_s.counts()), counts.sum)
             gaps.add_sample(f"{name}_created", {"model_name": model}, found.created)
             tokens.add_metric([model], found.count, found.created)
         yield gaps

@@ -45,8 +45,7 @@ class Outlet:
             if self._updates:
                 batch, self._updates = self._updates, []
                 yield batch
-                # The consumer asks for the next batch, so it has processed this one: a stream has written it to the
-                # client's connection.
+                # The consumer asks for the next batch, so it has written this one to the client's connection.
                 for update in batch:
                     self._record.written(update.index, len(update.token_ids))
             else:
