@@ -25,22 +25,22 @@ class _Answer(socketserver.StreamRequestHandler):
         path = self.rfile.readline().split()[1].decode()
         self.paths.append(path)
         answers = {
-            "/image": b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nimage",
+            "/image": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nimage",
             "/moved": b"HTTP/1.1 302 Found\r\nLocation: /image\r\nContent-Length: 0\r\n\r\n",
             "/away": b"HTTP/1.1 302 Found\r\nLocation: http://evil.test/image\r\nContent-Length: 0\r\n\r\n",
             "/file": b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n",
             "/round": b"HTTP/1.1 302 Found\r\nLocation: /round\r\nContent-Length: 0\r\n\r\n",
             "/missing": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
-            "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nimage",
+            "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nimage",
             "/shorter": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nimage",
-            "/chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\nimage\r\n0\r\n\r\n",
-            "/short-chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\nimage\r\n",
+            "/chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nimage\r\n0\r\n\r\n",
+            "/short-chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nimage\r\n",
             "/until-the-end": b"HTTP/1.1 200 OK\r\n\r\nimage",
             "/nowhere": b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n",
             "/long-name": b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 70 + b".test/\r\n\r\n",
             "/unquoted": b"HTTP/1.1 302 Found\r\nLocation: /\xc3\xa9 \xff\r\n\r\n",
-            "/%C3%A9%20%FF": b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nimage",
-            "/%C3%A9%20a%20b?q=%C3%BC&r=%2F+": b"HTTP/1.1 200 OK\r\nContent-Length: 007\r\n\r\nimage",
+            "/%C3%A9%20%FF": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nimage",
+            "/%C3%A9%20a%20b?q=%C3%BC&r=%2F+": b"HTTP/1.1 200 OK\r\nContent-Length: 005\r\n\r\nimage",
             "/large": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000,
         }
         if path == "/slow-body":
