@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check images bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ gpu-check:  ## on a machine with a GPU: kernels, engine, system, a peer; about t
 
 screenshots: install  ## the screenshots of the console in docs/screenshots, from a running system; needs Chromium
 	$(BIN)/python -m tests.system.console.screenshots
+
+kill-picture: install  ## docs/screenshots/kill.svg: a stream that outlives its engine, recorded from a running system
+	$(BIN)/python -m tests.system.console.recorded_kill
 
 bench: install  ## every figure of this machine in one table for each model (ARGS="MODEL_DIR --rounds 3")
 	$(BIN)/python -m bench.run $(ARGS)

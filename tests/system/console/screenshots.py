@@ -1,4 +1,4 @@
-"""Takes the images of the console that the README shows: `make screenshots`. Not a test.
+"""Takes the screenshots of the console in docs: `make screenshots`. Not a test.
 
 It starts the real system with two engines and the demo model, loads it, kills an engine, and writes PNG files to
 docs/screenshots.
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.system.console.browser import Browser, find_chromium
 from tests.system.served import ROOT, Served, fetch, until_the_end, wait_until
 
-FOLDER = ROOT / "docs" / "images"
+FOLDER = ROOT / "docs" / "screenshots"
 STORY = {"prompt": "Once upon a time", "max_tokens": 1200, "ignore_eos": True}
 
 

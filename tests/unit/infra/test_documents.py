@@ -10,6 +10,8 @@ from infra.checks.spec_coverage import read_rows
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 COMPATIBILITY = DOCS / "compatibility.md"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("performance/*.md"))]
 
 
 def test_every_fact_about_other_machines_and_versions_has_its_line() -> None:
@@ -20,7 +22,32 @@ def test_every_fact_about_other_machines_and_versions_has_its_line() -> None:
     assert documented <= set(rows)
 
 
-@pytest.mark.parametrize("name", ["compatibility.md", "containers.md", "conversation-templates.md"])
-def test_a_link_leads_to_a_page(name: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", (DOCS / name).read_text(encoding="utf-8"))
-    assert [link for link in links if not (DOCS / link).exists()] == []
+def test_the_readme_can_be_read_in_a_minute() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    assert {"make serve", "make test"} <= {line.partition("  ")[0] for line in lines}
+
+
+def test_every_page_is_in_the_list_of_features() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "features.md").read_text(encoding="utf-8"))
+    assert {page.name for page in DOCS.glob("*.md")} - {*listed, "features.md"} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_leads_to_a_heading_or_a_file(page: Path) -> None:
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)) if "://" not in link]
+    found = [(page.parent / name if name else page, anchor) for name, _, anchor in links]
+    assert [path for path, _ in found if not path.exists()] == []
+    assert [(path, anchor) for path, anchor in found if anchor and anchor not in _anchors(path)] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in plain}
+
+
+def _prose(page: Path) -> str:
+    """Returns a page's text without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
