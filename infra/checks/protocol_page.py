@@ -264,7 +264,7 @@ def amount(name: str, value: object) -> str:
                 return f"{value // size:,} {unit}"
         return f"{value:,} bytes"
     unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")
-    return f"{value:,} {unit}".strip()
+    return f"{round(value, 6):,} {unit}".strip()
 
 
 def sentence(documented: object) -> str:
