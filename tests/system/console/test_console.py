@@ -305,7 +305,8 @@ def test_who_cancelled_a_request_is_told(console: Served, browser: Browser):
 
 def test_an_engine_shows_its_batch_blocks_and_requests(console: Served, browser: Browser):
     browser.open(address(console, "topology"))
-    body = {"prompt": "x y z", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    # Long enough for all that is looked at. They end when the browser leaves the page.
+    body = {"prompt": "x y z", "max_tokens": 1500, "n": 8, "ignore_eos": True, "stream": True}
     browser.js(f"{COMPLETIONS} for (const one of [1, 2]) complete({json.dumps(body)}, `batch-${{one}}`), null")
 
     def engines() -> list[str]:
@@ -313,7 +314,7 @@ def test_an_engine_shows_its_batch_blocks_and_requests(console: Served, browser:
         return found[0]["engines"] if found else []
 
     wait_until(lambda: bool(engines()), 20)
-    [name] = engines()
+    name = engines()[0]
     browser.click(f"[aria-label={name}] a")
     browser.wait("document.querySelector('[aria-label=\"Requests of the engine\"]')?.innerText.includes('batch-1')")
     browser.wait("document.querySelector('meter')?.value > 0")
