@@ -117,7 +117,7 @@ def make_parser(command: str | None = None) -> tuple[Parser, dict[str, Parser]]:
         return made[name]
 
     add("serve", "start everything on this machine and serve a model", _serve, _serve_flags, _usage("serve [MODEL]"))
-    message = "the same in a container: other defaults, mostly told by variables"
+    message = "like `serve`, for containers: configured by environment variables, other defaults"
     add("run", message, _run, _flags_of(RunSettings), _usage("run"))
     add("service", "start one service in this process", _service, _service_flags, _usage("service SERVICE"))
     add("chat", "talk to a server in the terminal", _chat, _chat_flags)
@@ -129,7 +129,7 @@ def make_parser(command: str | None = None) -> tuple[Parser, dict[str, Parser]]:
     add("top", "show every process and the requests in progress", _look, _look_flags("print one look and end"))
     add("trace", "show where the time of a request went", _trace, _trace_flags)
     add_commands(add)
-    add("plan", "tell the memory that a model needs, and the cards on which it fits", plan.run, _plan_flags)
+    add("plan", "estimate the memory of a model, and list GPUs on which it fits", plan.run, _plan_flags)
     once = _look_flags("look for a few seconds; exit code 1 if anything is wrong")
     add("watch", "check the invariants of a running server, again and again", _look, once)
     add("chaos", "kill and freeze a server's processes, and compare what its clients get", _chaos, _chaos_flags)
