@@ -4,35 +4,35 @@ Each subject starts with `{namespace}.v{major}.`. A stateful service is addresse
 a process that has ended never reaches its successor. The stateless tokenizers of a model are one queue group. `<model>`
 is `model_token` of the model's served name.
 
-| subject                      | from                 | carries                                                      |
-|------------------------------|----------------------|--------------------------------------------------------------|
-| `tok.<model>.req`            | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
-| `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica, for retries                        |
-| `vis.<model>.req`            | gateway, engine      | EncodeImage (request)                                      |
-| `vis.<id>.<instance_id>.req` | engine               | ReadEmbeddings (request), to the replica that has them       |
-| `gw.<id>.<instance_id>.img`  | vision               | ReadImage (request)                                        |
-| `eng.<id>.<instance_id>.ctl` | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
-|                              | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
-| `eng.<id>.<instance_id>.lora` | gateway             | LoadAdapter (request)                                        |
-| `lora.<model>`               | gateway, engine      | AdaptersChanged                                              |
-| `det.<id>.<instance_id>.ctl` | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
-| `det.<id>.<instance_id>.tok` | engine               | TokenEvents                                                  |
-| `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
-| `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences and of copies: without text |
-| `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery, SelfTestReply                 |
-| `gw.<id>.<instance_id>.peer` | gateway              | StreamTaken; RecordListQuery, RecordQuery (request)          |
-| `models`                     | launcher             | ModelsChanged                                                |
-| `models.ctl`                 | gateway              | ChangeModel (request)                                        |
-| `ended`                      | launcher             | MemberEnded                                                  |
-| `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
-| `usage`                      | gateway              | UsageRecord                                                  |
-| `step.<id>`                  | engine               | StepEvents                                                   |
-| `str.rec.<request id>`       | gateway              | the record of a stream, kept by the bus                      |
-| `res.<response id>`          | gateway              | a finished response, kept by the bus                         |
-| `res.image-<digest>-<n>`   | gateway              | part of an image of responses, kept by the bus              |
-| `str.tok.<id>.<instance_id>` | gateway              | the accepted tokens of its streams, kept by the bus          |
-| `bg.rec.<request id>`        | gateway              | the record of a request without a client, kept by the bus    |
-| `bg.ev.<request id>`         | gateway              | its events, kept by the bus                                  |
+| subject                       | from                 | carries                                                      |
+|-------------------------------|----------------------|--------------------------------------------------------------|
+| `tok.<model>.req`             | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
+| `tok.<id>.<instance_id>.req`  | gateway              | the same, to one replica, for retries                        |
+| `vis.<model>.req`             | gateway, engine      | EncodeImage (request)                                        |
+| `vis.<id>.<instance_id>.req`  | engine               | ReadEmbeddings (request), to the replica that has them       |
+| `gw.<id>.<instance_id>.img`   | vision               | ReadImage (request)                                          |
+| `eng.<id>.<instance_id>.ctl`  | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
+|                               | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
+| `eng.<id>.<instance_id>.lora` | gateway              | LoadAdapter (request)                                        |
+| `lora.<model>`                | gateway, engine      | AdaptersChanged                                              |
+| `det.<id>.<instance_id>.ctl`  | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
+| `det.<id>.<instance_id>.tok`  | engine               | TokenEvents                                                  |
+| `gw.<id>.<instance_id>.txt`   | detokenizer          | TextEvents                                                   |
+| `gw.<id>.<instance_id>.tok`   | engine               | TokenEvents of pooling sequences and of copies: without text |
+| `gw.<id>.<instance_id>.ctl`   | engine, detokenizer  | ProgressReply, OwnershipQuery, SelfTestReply                 |
+| `gw.<id>.<instance_id>.peer`  | gateway              | StreamTaken; RecordListQuery, RecordQuery (request)          |
+| `models`                      | launcher             | ModelsChanged                                                |
+| `models.ctl`                  | gateway              | ChangeModel (request)                                        |
+| `ended`                       | launcher             | MemberEnded                                                  |
+| `hb.<service>.<id>`           | every service        | Heartbeat                                                    |
+| `usage`                       | gateway              | UsageRecord                                                  |
+| `step.<id>`                   | engine               | StepEvents                                                   |
+| `str.rec.<request id>`        | gateway              | the record of a stream, kept by the bus                      |
+| `res.<response id>`           | gateway              | a finished response, kept by the bus                         |
+| `res.image-<digest>-<n>`      | gateway              | part of an image of responses, kept by the bus               |
+| `str.tok.<id>.<instance_id>`  | gateway              | the accepted tokens of its streams, kept by the bus          |
+| `bg.rec.<request id>`         | gateway              | the record of a request without a client, kept by the bus    |
+| `bg.ev.<request id>`          | gateway              | its events, kept by the bus                                  |
 """
 
 import functools

@@ -129,11 +129,13 @@ class GatewayBackend:
 
     def find(self, name: str) -> tuple[RequestActor, int] | None:
         """Returns the request with a sequence of this id, and the index of the sequence; None if it has ended."""
-        request_id, _, index = name.rpartition("-")
+        request_id, _, number = name.rpartition("-")
         actor = self.requests.get(request_id)
-        if actor is None or actor.over or not index.isdecimal() or int(index) >= len(actor.sequences):
+        try:
+            index = int(number)
+        except ValueError:
             return None
-        return actor, int(index)
+        return (actor, index) if actor is not None and not actor.over and index < len(actor.sequences) else None
 
     def status(self) -> GatewayStatus:
         """Returns this gateway's load, for heartbeats."""

@@ -5,7 +5,7 @@ depend on this file.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -359,11 +359,11 @@ class ModelCard:
     """See `EngineStatus.content`."""
     version_name: str = ""
     """For a model with several versions: the bus name of the active version; else empty."""
-    served_by: str = field(init=False)
-    """The bus name of the services for this card: that of the active version, the adapter's base, or the model."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "served_by", self.version_name or self.base or self.name)
+    @property
+    def served_by(self) -> str:
+        """The bus name of the services for this card: that of the active version, the adapter's base, or the model."""
+        return self.version_name or self.base or self.name
 
 
 class Backend(Protocol):

@@ -10,7 +10,6 @@ seconds) and performs the effects.
        └──────────────── unplaced ──┴─ lost, taken_away ──┘   (the next placement has attempt + 1 and the tokens so far)
 """
 
-from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -127,8 +126,6 @@ class SequenceState:
     """Time of the first placement."""
     progress_at: float = 0.0
     behind_since: float | None = None
-    counters: Counter[str] = field(default_factory=Counter[str])
-    """How often an event was `stale`, a `gap` or `diverged`, and how often the stream was `rebuilt`."""
 
     def start_placement(
         self, engine: Address, detokenizer: Address | None, now: float, prefill: Prefill | None = None
@@ -194,7 +191,6 @@ class SequenceState:
     def moved(self, detokenizer: Address, now: float) -> None:
         """Records that the stream was rebuilt on `detokenizer`."""
         self.detokenizer = detokenizer
-        self.counters["rebuilt"] += 1
         self.behind_since = None
         self.progress_at = now
 
@@ -202,21 +198,21 @@ class SequenceState:
         """Applies one text event. Returns the result, and the new output if the event was applied."""
         # A waiting sequence has no engine.
         if event.attempt != self.attempt or engine != self.engine or self.phase is Phase.DONE:
-            return self._count("stale", ApplyResult.STALE), None
+            return ApplyResult.STALE, None
         if event.prompt_logprobs:
             return self._apply_prompt(event, now)
         if self.needs_prompt_logprobs and event.finish_reason != "error":
-            return self._count("gap", ApplyResult.GAP), None
+            return ApplyResult.GAP, None
         overlap = len(self.token_ids) - event.position
         text_overlap = self.text_length - event.text_offset
         if overlap < 0 or text_overlap < 0:
-            return self._count("gap", ApplyResult.GAP), None
+            return ApplyResult.GAP, None
         known = self.token_ids[event.position : event.position + len(event.token_ids)] if overlap else []
         if known and event.token_ids[:overlap] != tuple(known):
-            return self._count("diverged", ApplyResult.DIVERGED), None
+            return ApplyResult.DIVERGED, None
         text, token_ids, text_offset = event.text[text_overlap:], event.token_ids[overlap:], self.text_length
         if not (text or token_ids or event.finish_reason):
-            return self._count("stale", ApplyResult.STALE), None
+            return ApplyResult.STALE, None
         if not self.prefills or self.prefills[-1][0] != self.attempt:
             self.prefills.append((self.attempt, len(self.token_ids), event.num_cached_tokens))
         self.text_length += len(text)
@@ -244,10 +240,10 @@ class SequenceState:
         """Applies an event with a part of the prompt's log probabilities."""
         overlap = self.num_reported - event.prompt_start
         if overlap < 0:
-            return self._count("gap", ApplyResult.GAP), None
+            return ApplyResult.GAP, None
         new = event.prompt_logprobs[overlap:]
         if not new:
-            return self._count("stale", ApplyResult.STALE), None
+            return ApplyResult.STALE, None
         self.num_reported += len(new)
         self.progress_at = now
         return ApplyResult.APPLIED, SequenceUpdate(
@@ -263,7 +259,6 @@ class SequenceState:
         """Applies the only event of a pooling sequence. Returns False for an event of another placement or a repeat."""
         stale = self.phase in (Phase.WAITING, Phase.DONE) or event.attempt != self.attempt or engine != self.engine
         if stale or event.finish_reason is None:
-            self._count("stale", ApplyResult.STALE)
             return False
         self.phase, self.finish_reason = Phase.DONE, event.finish_reason
         self.num_cached_tokens = event.num_cached_tokens
@@ -294,7 +289,3 @@ class SequenceState:
     def num_prefilled_tokens(self, num_prompt_tokens: int) -> int:
         """Returns how many prompt and output tokens engines have prefilled for this sequence, in all attempts."""
         return sum(num_prompt_tokens + carried - cached for _, carried, cached in self.prefills)
-
-    def _count(self, what: str, result: ApplyResult) -> ApplyResult:
-        self.counters[what] += 1
-        return result

@@ -22,7 +22,7 @@ from shared import limits
 from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.codec import encode, encode_split
+from shared.codec import encode_split
 from shared.errors import CODES, ServiceError
 from shared.messages import (
     EngineStatus,
@@ -427,9 +427,6 @@ def _batches(
 
     Yields the items of each batch with its bytes.
     """
-    if len(items) == 1:
-        yield items, encode(batch((items[0][1],)))
-        return
 
     def message(part: Sequence[tuple[Placement, T]]) -> Message:
         return batch(tuple(each for _, each in part))
