@@ -11,6 +11,9 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 COMPATIBILITY = DOCS / "compatibility.md"
 README = ROOT / "README.md"
+GUIDES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+MADE = ("infra/nats/secrets/passwords.conf",)
+"""Files that a user makes with a script."""
 PAGES = [README, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("performance/*.md"))]
 
 
@@ -39,6 +42,12 @@ def test_a_link_leads_to_a_heading_or_a_file(page: Path) -> None:
     found = [(page.parent / name if name else page, anchor) for name, _, anchor in links]
     assert [path for path, _ in found if not path.exists()] == []
     assert [(path, anchor) for path, anchor in found if anchor and anchor not in _anchors(path)] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *map(ROOT.joinpath, GUIDES)], ids=lambda page: page.name)
+def test_a_path_of_this_repository_is_there(page: Path) -> None:
+    paths = re.findall(r"`((?:services|shared|antiphon|infra|tests|bench)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    assert [path for path in paths if not (ROOT / path).exists() and path not in MADE] == []
 
 
 def _anchors(page: Path) -> set[str]:
