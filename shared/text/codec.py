@@ -156,8 +156,10 @@ class NoCodec(Codec):
         self.special_ids, self.special_texts, self.infill_end_ids = frozenset[int](), (), ()
 
     def __getattr__(self, name: str) -> NoReturn:
-        # Every method uses the tokenizer or what was read from it.
-        raise ServiceError("invalid_value", NO_TOKENIZER, param="prompt")
+        # Every method of Codec uses one of these, which only a codec with a tokenizer has.
+        if name in ("_tokenizer", "_infill_tokens", "_anchor"):
+            raise ServiceError("invalid_value", NO_TOKENIZER, param="prompt")
+        raise AttributeError(name)
 
 
 def choose_codec(settings: ModelSettings, directory: Path) -> Codec:

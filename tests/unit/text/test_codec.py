@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, processors
 
+from shared.errors import ServiceError
 from shared.flags import SettingsError
-from shared.text.codec import Codec, load_codec, load_facts
+from shared.text.codec import Codec, NoCodec, load_codec, load_facts
 from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, token_id, write_tokenizer_files
 
 
@@ -113,3 +115,16 @@ def test_a_damaged_config_is_a_settings_error(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text("{")
     with pytest.raises(SettingsError, match="not valid JSON"):
         load_facts(directory)
+
+
+def test_without_a_tokenizer_every_method_is_refused() -> None:
+    given: dict[str, tuple[Any, ...]] = {
+        "encode": (["a"],), "encode_pairs": ([("a", "b")],), "encode_infill": (["a"], "b"), "decode": ([1],),
+        "knows": (1,), "has_token": (1, "a"), "token_text": (1,), "vocabulary_text": (1,),
+    }  # fmt: skip
+    assert given.keys() == {name for name, one in vars(Codec).items() if callable(one) and not name.startswith("_")}
+    for name, arguments in given.items():
+        named = {"add_special_tokens": False} if name.startswith("encode") else {}
+        with pytest.raises(ServiceError, match="no tokenizer"):
+            getattr(NoCodec(), name)(*arguments, **named)
+    assert not hasattr(NoCodec(), "unknown")
