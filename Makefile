@@ -33,7 +33,7 @@ $(INSTALLED): pyproject.toml constraints.txt infra/checks/kernels/triton.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -r .venv/dev-requirements.txt -e .
 	@# A torch without CUDA brings no Triton; the kernels are tested and compiled with this one.
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install -q -r infra/checks/kernels/triton.txt
-	$(BIN)/python -m services.engine.backends.cpu
+	$(BIN)/python -m antiphon.services.engine.backends.cpu
 	@touch $@
 
 serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model DIR --port N …")

@@ -12,7 +12,7 @@ Each public name is imported when a program first uses it, so `import antiphon` 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shared.version import __version__
+from antiphon.shared.version import __version__
 
 if TYPE_CHECKING:
     from antiphon.offline.adapters import LoRARequest, PromptAdapterRequest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from antiphon.offline.prompts.guided import GuidedDecodingRequest, LLMGuidedOptions
     from antiphon.offline.prompts.inputs import PromptInput, PromptInputs
     from antiphon.offline.sampling_params import SamplingParams
-    from shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from antiphon.shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 __all__ = [
     "LLM",
@@ -57,21 +57,21 @@ __all__ = [
 _HOMES = {
     "LLM": "antiphon.offline.llm",
     "AsyncLLMEngine": "antiphon.offline.async_engine",
-    "CompletionOutput": "shared.request.outputs",
+    "CompletionOutput": "antiphon.shared.request.outputs",
     "ClassificationRequestOutput": "antiphon.offline.pooling",
     "EmbeddingRequestOutput": "antiphon.offline.pooling",
     "EngineArgs": "antiphon.offline.engine_args",
     "GuidedDecodingRequest": "antiphon.offline.prompts.guided",
     "LLMGuidedOptions": "antiphon.offline.prompts.guided",
     "LoRARequest": "antiphon.offline.adapters",
-    "Logprob": "shared.request.outputs",
+    "Logprob": "antiphon.shared.request.outputs",
     "PoolingParams": "antiphon.offline.pooling",
     "PoolingRequestOutput": "antiphon.offline.pooling",
     "PromptAdapterRequest": "antiphon.offline.adapters",
     "PromptInput": "antiphon.offline.prompts.inputs",
     "PromptInputs": "antiphon.offline.prompts.inputs",
-    "RequestMetrics": "shared.request.outputs",
-    "RequestOutput": "shared.request.outputs",
+    "RequestMetrics": "antiphon.shared.request.outputs",
+    "RequestOutput": "antiphon.shared.request.outputs",
     "SamplingParams": "antiphon.offline.sampling_params",
     "ScoringRequestOutput": "antiphon.offline.pooling",
 }

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from shared.security.tls import any_certificate
+from antiphon.shared.security.tls import any_certificate
 
 READ_LIMIT = 2**20
 """Longest line of a response, and longest body that is read at once, bytes."""

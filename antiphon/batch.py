@@ -4,7 +4,7 @@ The requests are sent over HTTP to a server that is already running or is starte
 the order of the requests. If the output file exists, the batch is continued: requests that the file already answers are
 not sent again. They run in the server's idle lane: interactive requests have precedence.
 
-The lines of both files are described in `shared.files.batch_lines`.
+The lines of both files are described in `antiphon.shared.files.batch_lines`.
 """
 
 import os
@@ -21,8 +21,9 @@ from typing import Any
 import msgspec
 
 from antiphon.client import Client
-from shared.files import limits as file_limits
-from shared.files.batch_lines import (
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.files.batch_lines import (
     RETRIED,
     BatchLineError,
     BatchRequest,
@@ -34,7 +35,7 @@ from shared.files.batch_lines import (
     request_lines,
     unanswered,
 )
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 TRIES, PAUSE_S = 8, 0.5
@@ -165,7 +166,7 @@ def _server(server: str, model: str, token: str | None) -> Iterator[Client]:
             raise SettingsError("--model is for a server that is started here: leave it out beside --server")
         yield client(server)
         return
-    argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", *([f"--model={model}"] if model else [])]
+    argv = python_command("antiphon", "serve", "--port=0", *([f"--model={model}"] if model else []))
     # The server's log goes to this program's standard error; its address is read from its standard output.
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:

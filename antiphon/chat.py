@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphon.client import Client, ServerError
-from shared.flags import SettingsError
-from shared.request.data_urls import data_url
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.request.data_urls import data_url
 
 
 class Piece(NamedTuple):

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 from antiphon.advice import plan
 from antiphon.operate.commands import add_commands, client_of, server_flags
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
-from shared.config import EngineSettings
-from shared.flags import SettingsError, add_flags, flags_of, normalise, parse
-from shared.settings.bus import BusSettings
-from shared.settings.other_options import BY_NAME, Taken, take
-from shared.version import __version__
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError, add_flags, flags_of, normalise, parse
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.settings.other_options import BY_NAME, Taken, take
+from antiphon.shared.version import __version__
 
 CONFIGURATION_ERROR = 78
 _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
@@ -171,7 +171,7 @@ def _flags_of(kind: type[ServeSettings]) -> Flags:
     return lambda parser: add_flags(parser, kind, skip=NOT_FOR_USERS)
 
 
-_PROGRAMS = {"setup": "shared.deployment.store_keeper"}
+_PROGRAMS = {"setup": "antiphon.shared.deployment.store_keeper"}
 """Processes that are started like services, and are none: they neither get messages nor send heartbeats."""
 
 
@@ -336,7 +336,7 @@ def _run(options: argparse.Namespace) -> int:
 def _service(options: argparse.Namespace) -> int:
     # The service parses its own flags and ends the process itself.
     sys.argv = [f"antiphon service {options.service}", *options.flags]
-    runpy.run_module(_PROGRAMS.get(options.service, f"services.{options.service}"), run_name="__main__")
+    runpy.run_module(_PROGRAMS.get(options.service, f"antiphon.services.{options.service}"), run_name="__main__")
     return 0
 
 

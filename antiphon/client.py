@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 TIMEOUT_S = 600.0
 """Longest silence of a server, seconds. In a waiting stream the server sends comments."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphon import AsyncLLMEngine, SamplingParams
 from antiphon.chat import image_of
-from shared.request.data_urls import data_url
+from antiphon.shared.request.data_urls import data_url
 
 
 def run(

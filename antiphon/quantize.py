@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ServiceError
-from shared.flags import SettingsError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 
 ALGORITHMS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 DEGREES = (1, 2, 4, 8)
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     for notice in _ignored(options):
         _tell(f"warning: {notice}")
-    from services.engine.quantizer.job import Job
-    from services.engine.quantizer.run import quantize
+    from antiphon.services.engine.quantizer.job import Job
+    from antiphon.services.engine.quantizer.run import quantize
 
     job = Job(
         model=options.model,

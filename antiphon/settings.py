@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from shared.config import (
+from antiphon.shared.config import (
     DetokenizerSettings,
     EngineSettings,
     GatewaySettings,
@@ -18,16 +18,16 @@ from shared.config import (
     VisionSettings,
     check_engine,
 )
-from shared.flags import SettingsError, flag, flags_of
-from shared.models.adapters import check_adapters
-from shared.models.image_models import image_limit, processor_kwargs
-from shared.security import tls
-from shared.security.bus_permissions import Role
-from shared.settings.bus import BusSettings
-from shared.settings.engine import ExecutionSettings, SchedulerSettings
-from shared.settings.other_options import VARIABLES
-from shared.settings.parallel import ParallelSettings
-from shared.settings.records import KeeperSettings, check_records
+from antiphon.shared.flags import SettingsError, flag, flags_of
+from antiphon.shared.models.adapters import check_adapters
+from antiphon.shared.models.image_models import image_limit, processor_kwargs
+from antiphon.shared.security import tls
+from antiphon.shared.security.bus_permissions import Role
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.settings.engine import ExecutionSettings, SchedulerSettings
+from antiphon.shared.settings.other_options import VARIABLES
+from antiphon.shared.settings.parallel import ParallelSettings
+from antiphon.shared.settings.records import KeeperSettings, check_records
 
 S = TypeVar("S", bound="ServeSettings")
 REPLICAS_MAX = 64
@@ -283,7 +283,7 @@ def check(serve: ServeSettings) -> None:
     tls.check(serve)
     if serve.api_keys_file:
         # Imported here so that `antiphon --help` loads no decoder.
-        from shared.security.api_keys import read_keys
+        from antiphon.shared.security.api_keys import read_keys
 
         read_keys(Path(serve.api_keys_file))
 

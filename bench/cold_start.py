@@ -8,8 +8,8 @@ import statistics
 import time
 
 from antiphon.benchmark.load import Result, stream
+from antiphon.services.engine.backends.cpu.packed import START_S
 from bench.harness.serving import ROOT, Serving, end_in_order
-from services.engine.backends.cpu.packed import START_S
 
 WRITING_S = 10.0
 """Seconds allowed for writing a gigabyte of packed weights."""

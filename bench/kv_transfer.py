@@ -2,9 +2,9 @@
 
     python -m bench.kv_transfer [--rounds 7] [--blocks 64] [--cache panels] [--numpy] [--json FILE]
 
-Two processes have the connectors of engines (`services.engine.kv`) and the caches of CPU workers, in the shape of a
-model with 8 billion parameters: of the C++ backend (`panels`), or of PyTorch's operations and of GPUs (`rows`). The
-blocks are copied by the C++ library or by numpy. In each round the same bytes are moved in four ways, one after the
+Two processes have the connectors of engines (`antiphon.services.engine.kv`) and the caches of CPU workers, in the shape
+of a model with 8 billion parameters: of the C++ backend (`panels`), or of PyTorch's operations and of GPUs (`rows`).
+The blocks are copied by the C++ library or by numpy. In each round the same bytes are moved in four ways, one after the
 other: copied in one process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through
 shared memory. Prints the median speed of each way, and for the connector the share that it reaches of the corresponding
 plain way's speed in the same round. Also prints the processor time of both processes, which other programs on the
@@ -26,16 +26,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from antiphon.services.engine.backends.cpu.kv_memory import PanelMemory
+from antiphon.services.engine.backends.cpu.library import load_library
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
+from antiphon.services.engine.kv.connector import KvConnector
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
+from antiphon.shared import limits
 from bench.harness.output import save
 from bench.limits_of_machine import machine
-from services.engine.backends.cpu.kv_memory import PanelMemory
-from services.engine.backends.cpu.library import load_library
-from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
-from services.engine.kv.connector import KvConnector
-from services.engine.kv.layout import KvMemory
-from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
-from shared import limits
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 WAYS = {"plain copy": "", "plain TCP": "", "KV over TCP": "plain TCP", "KV shared": "plain copy"}

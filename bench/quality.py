@@ -27,11 +27,11 @@ from torch import Tensor
 
 from antiphon import LLM, SamplingParams
 from antiphon.cli import main as antiphon
+from antiphon.services.engine.quantization.rounding import quantize_int4
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
 from bench.quantized_decode import rounding
 from infra.demo_model.evaluate import unseen_stories
-from services.engine.quantization.rounding import quantize_int4
-from services.engine.quantization.weight import QuantizedWeight
-from shared.models.model_files import DEMO_DIRECTORY
 
 PREPARED = (
     "weight_only_int8",

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphon.services.engine.backends.cpu import worker as cpu_worker
+from antiphon.services.engine.backends.cpu.worker import load_cpu_worker
+from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
+from antiphon.services.engine.quantization.online import HEAD, QUANTIZED_MATRICES
+from antiphon.services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
 from bench.engine.lookahead import decode, make_core
-from services.engine.backends.cpu import worker as cpu_worker
-from services.engine.backends.cpu.worker import load_cpu_worker
-from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
-from services.engine.quantization.online import HEAD, QUANTIZED_MATRICES
-from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
 
 
 def in_another_order(weight: Tensor, group_size: int) -> QuantizedWeight:

@@ -12,13 +12,13 @@ import statistics
 import time
 from dataclasses import replace
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, StepPlan
-from services.engine.core.request import SequenceSpec
-from services.engine.executor import Executor
-from services.engine.executor.multiproc import MultiprocExecutor
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, StepPlan
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.executor.multiproc import MultiprocExecutor
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS = 32
 

@@ -1,6 +1,6 @@
 """Private directories of this user for files that later starts reuse: compiled code, packed weights, converted models.
 
-A file is used only if no other user could have written it. Called by the CPU backend and by `shared.models`.
+A file is used only if no other user could have written it. Called by the CPU backend and by `antiphon.shared.models`.
 """
 
 import fcntl

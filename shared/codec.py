@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 
-from shared.limits import BATCH_BYTES_MAX
-from shared.messages import Message
+from antiphon.shared.limits import BATCH_BYTES_MAX
+from antiphon.shared.messages import Message
 
 M = TypeVar("M", bound=Message, covariant=True)
 T = TypeVar("T")

@@ -3,13 +3,13 @@
 Each field is a flag: `max_num_seqs` is `--max-num-seqs` (or `--max_num_seqs`). A field may also name an environment
 variable; a flag has precedence over the variable, and an empty variable counts as unset. A service reads settings from
 the environment only here. Values that follow from the model or the machine are not settings: they are determined at
-start-up. `shared.flags` turns fields into flags. Groups of settings about one subject are in `shared.settings`.
+start-up. `shared/flags.py` turns fields into flags. Groups of settings about one subject are in `shared/settings`.
 """
 
-from shared import limits
-from shared.distributed import world
-from shared.flags import FRACTION, JSON_WORDS, NOT_NEGATIVE, SettingsError, flag
-from shared.settings.allowed_values import (
+from antiphon.shared import limits
+from antiphon.shared.distributed import world
+from antiphon.shared.flags import FRACTION, JSON_WORDS, NOT_NEGATIVE, SettingsError, flag
+from antiphon.shared.settings.allowed_values import (
     API_KEYS,
     CONV_TEMPLATE,
     HF_OVERRIDES,
@@ -21,17 +21,17 @@ from shared.settings.allowed_values import (
     TOOL_CALL_PARSERS,
     USAGE_SINK,
 )
-from shared.settings.bus import BusSettings
-from shared.settings.engine import (
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.settings.engine import (
     AdapterSettings,
     CacheSettings,
     ExecutionSettings,
     KvTransferSettings,
     SchedulerSettings,
 )
-from shared.settings.images import EngineImageSettings, GatewayImageSettings
-from shared.settings.parallel import ParallelSettings
-from shared.settings.records import RecordSettings
+from antiphon.shared.settings.images import EngineImageSettings, GatewayImageSettings
+from antiphon.shared.settings.parallel import ParallelSettings
+from antiphon.shared.settings.records import RecordSettings
 
 
 class ModelSettings(BusSettings, group="model"):

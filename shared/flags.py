@@ -1,9 +1,9 @@
 """Turns classes of settings into command-line flags, parses flags into settings, and writes settings as flags.
 
 A field of such a class is made with `flag`, which adds help, a rule for the value and an environment variable, or is a
-group of settings, whose fields are flags of the same command line. The settings themselves are in `shared.config`.
-Called by each process at start-up, which parses its flags, and by the launcher, which passes settings to its child
-processes.
+group of settings, whose fields are flags of the same command line. The settings themselves are in
+`antiphon.shared.config`. Called by each process at start-up, which parses its flags, and by the launcher, which passes
+settings to its child processes.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """All limits of the system, each with its unit and its reason. Every queue must have its limit here.
 
-Those of uploaded files and batches are in `shared.files.limits`.
+Those of uploaded files and batches are in `antiphon.shared.files.limits`.
 """
 
 PROTOCOL_VERSION = 3

@@ -4,7 +4,7 @@ asyncio allocates 256 KiB for each receive and gives back what was not filled. I
 allocated meanwhile, the rest is no longer large enough for the next receive, and the heap grows. In a gateway these
 were 100 KiB a minute, although the number and size of its objects stayed the same.
 
-Base class of protocols in `services.gateway.edge.http.server.connection` and `shared.bus.nats_tcp`.
+Base class of protocols in `antiphon.services.gateway.edge.http.server.connection` and `antiphon.shared.bus.nats_tcp`.
 """
 
 import asyncio

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from shared.errors import ServiceError
-from shared.messages import FinishReason
-from shared.parameters.sampling import SamplingParams
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import FinishReason
+from antiphon.shared.parameters.sampling import SamplingParams
 
 FORMAT: Literal["antiphon-request"] = "antiphon-request"
 VERSION = 1

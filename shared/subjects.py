@@ -41,7 +41,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from shared.limits import MEMBER_ID_CHARS_MAX, MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
+from antiphon.shared.limits import MEMBER_ID_CHARS_MAX, MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
 
 TOKENIZER_QUEUE = "tokenizers"
 VISION_QUEUE = "vision"

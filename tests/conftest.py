@@ -27,9 +27,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import hypothesis
 import pytest
 
-from shared import limits
-from shared.bus.nats import NatsTransport
-from shared.subjects import Subjects
+from antiphon.shared import limits
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.subjects import Subjects
 from tests.support import warm
 from tests.support.memory import MemoryBus, MemoryTransport
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Union
 import msgspec
 from hypothesis import strategies as st
 
-from shared.messages import Message
+from antiphon.shared.messages import Message
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _SCALARS: dict[Any, st.SearchStrategy[Any]] = {

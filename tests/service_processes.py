@@ -9,11 +9,11 @@ from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.bus.transport import Delivery, Transport
-from shared.codec import Decoder
-from shared.limits import LEASE_S
-from shared.messages import Heartbeat
-from shared.subjects import Subjects
+from antiphon.shared.bus.transport import Delivery, Transport
+from antiphon.shared.codec import Decoder
+from antiphon.shared.limits import LEASE_S
+from antiphon.shared.messages import Heartbeat
+from antiphon.shared.subjects import Subjects
 from tests.conftest import NatsServer
 
 START_S = 60.0
@@ -61,7 +61,7 @@ class Processes:
 
     async def start(self, service: str, member_id: str, model: Path, *flags: str) -> Process:
         self.running[member_id] = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"services.{service}", f"--nats={self.server.url}",
+            sys.executable, "-m", f"antiphon.services.{service}", f"--nats={self.server.url}",
             f"--nats-credentials={self.server.credentials}", f"--namespace={self.namespace}",
             f"--service-id={member_id}", f"--model={model}", "--served-model-name=m", "--log-level=warning", *flags,
         )  # fmt: skip

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from antiphon.advice.device_checks import Check, device_checks
 from antiphon.launch.nats_server import find_binary
-from shared.config import EngineSettings, ModelSettings
-from shared.flags import SettingsError
-from shared.models.model_files import model_directory
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.config import EngineSettings, ModelSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.model_files import model_directory
 
 GIB = 1 << 30
 _PYTHON_MIN = (3, 11)
@@ -136,7 +137,7 @@ def processor(flags: frozenset[str], machine: str) -> Check:
 
 def cpu_backend() -> Check:
     """Checks whether an engine on this CPU can use the compiled C++ backend or has to use PyTorch's operations."""
-    code, output = _command([sys.executable, "-m", "services.engine.backends.cpu", "--which"])
+    code, output = _command(python_command("antiphon.services.engine.backends.cpu", "--which"))
     found = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
     if code == 0:
         return Check("ok", "CPU backend", f"compiled code ({found})")

@@ -2,8 +2,8 @@
 
 import argparse
 
-from shared.config import check_engine
-from shared.flags import SettingsError, parse
+from antiphon.shared.config import check_engine
+from antiphon.shared.flags import SettingsError, parse
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

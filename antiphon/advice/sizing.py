@@ -2,8 +2,8 @@
 
     the wrapper's table     cards for models of three sizes, from the documentation of the wrapper (`antiphon run`)
     a model's own table     memory for weights, KV cache and a step, estimated as the engine does
-                            (`services.engine.worker.estimate`), compared with the memory of the cards in `CARDS`, of
-                            this machine's cards and of this machine
+                            (`antiphon.services.engine.worker.estimate`), compared with the memory of the cards in
+                            `CARDS`, of this machine's cards and of this machine
 
 Nothing is loaded: only the model's small files are read.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon.advice import device_checks
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.memory import free_bytes
+from antiphon.services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
 from antiphon.settings import ServeSettings
-from services.engine.models.description import DecoderDescription
-from services.engine.worker.capacity.memory import free_bytes
-from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
-from shared.config import EngineSettings
-from shared.distributed.world import world_size
-from shared.errors import ServiceError
-from shared.flags import SettingsError, converted, to_argv
-from shared.models.adapters import with_adapters
-from shared.models.image_models import processor_kwargs
-from shared.models.model_files import model_directory, model_name
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.world import world_size
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError, converted, to_argv
+from antiphon.shared.models.adapters import with_adapters
+from antiphon.shared.models.image_models import processor_kwargs
+from antiphon.shared.models.model_files import model_directory, model_name
 
 if TYPE_CHECKING:
-    from services.vision.estimate import VisionNeeds
+    from antiphon.services.vision.estimate import VisionNeeds
 
 GIB, MIB = 1 << 30, 1 << 20
 USUAL_CONTEXT = 4096
@@ -143,7 +143,7 @@ def images_of(settings: EngineSettings, model_dir: Path) -> Images | None:
     if not settings.enable_mm:
         return None
     # Imported here because it imports transformers, which takes seconds.
-    from services.vision.estimate import vision_needs
+    from antiphon.services.vision.estimate import vision_needs
 
     given = settings if isinstance(settings, ServeSettings) else ServeSettings()
     device = given.vision_device

@@ -6,9 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from antiphon.benchmark.figures import Figures, show
-from shared.config import EngineSettings
-from shared.flags import SettingsError, add_flags, flags_of, given_of, parse
-from shared.settings.bus import BusSettings
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError, add_flags, flags_of, given_of, parse
+from antiphon.shared.settings.bus import BusSettings
 
 Add = Callable[[str, str], argparse.ArgumentParser]
 NOT_OFFLINE = frozenset(item.name for item in flags_of(BusSettings))

@@ -9,7 +9,7 @@ from antiphon.offline.engine_args import engine_args
 from antiphon.offline.prompts.inputs import Prompt
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
-from shared.request.outputs import RequestOutput
+from antiphon.shared.request.outputs import RequestOutput
 
 
 class OfflineBenchmark:

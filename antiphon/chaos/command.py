@@ -24,8 +24,8 @@ from antiphon.chaos.streams import Known, Load, StreamError, learn, make_bodies
 from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
 from antiphon.inspect.invariants import Invariants, is_idle
 from antiphon.launch.readiness import ServerAddress
-from shared import limits
-from shared.flags import SettingsError
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
 
 IDLE_S = 30.0
 """Longest wait after the streams until the server is idle, seconds."""

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from antiphon.chaos.schedule import ALL_GATEWAYS, EVERY_S
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 MAX_TOKENS = 400
 CALM_S = 8.0

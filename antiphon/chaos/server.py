@@ -14,8 +14,9 @@ from pathlib import Path
 from antiphon.chaos.targets import process_state
 from antiphon.client import server_url
 from antiphon.launch.readiness import ServerAddress
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.flags import SettingsError
 from antiphon.supervision.processes import Child, ChildSpec
-from shared.flags import SettingsError
 
 READY_S = 180.0
 """Longest wait until the started server is ready, seconds."""
@@ -74,7 +75,7 @@ async def own_server(model: str, num_records: int = RECORDS) -> AsyncIterator[tu
 def _argv(model: str, num_records: int) -> list[str]:
     flags = [f"--{service}={REPLICAS}" for service in ("gateways", "tokenizers", "engines", "detokenizers")]
     flags += ["--port=0", "--log-level=error", "--kv-cache-memory-gb=0.25", f"--record-requests={num_records}"]
-    return [sys.executable, "-m", "antiphon", "serve", *([f"--model={model}"] if model else []), *flags]
+    return python_command("antiphon", "serve", *([f"--model={model}"] if model else []), *flags)
 
 
 class _Output:

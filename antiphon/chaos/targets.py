@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from antiphon.chaos.schedule import Fault
-from shared import limits
-from shared.actors.standby import stands_by
+from antiphon.shared import limits
+from antiphon.shared.actors.standby import stands_by
 
 T = TypeVar("T")
 NATS = "nats"
+SERVICES = "antiphon.services."
+"""The package of a service's program, which its command line names."""
 EFFECT_S = 5.0
 """Longest time from a signal to its verified effect, seconds."""
 REPLACED_S = 60.0
@@ -91,7 +93,7 @@ def _target(words: Sequence[str], pid: int) -> Target | None:
     if Path(words[0]).name == "nats-server":
         return Target(NATS, NATS, pid)
     ids = [word.partition("=")[2] for word in words if word.startswith("--service-id=")]
-    modules = [word.removeprefix("services.") for word in words if word.startswith("services.")]
+    modules = [word.removeprefix(SERVICES) for word in words if word.startswith(SERVICES)]
     return Target(ids[0], modules[0], pid) if ids and modules else None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from antiphon.disaggregation.rank_table import ROLES, GlobalTable, Role, Server, encode, read_global, read_local
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 GLOBAL_VARIABLE, LOCAL_VARIABLE = "GLOBAL_RANK_TABLE_FILE_PATH", "RANK_TABLE_FILE_PATH"
 _WILDCARDS = ("0.0.0.0", "::", "")

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 Role = Literal["scheduler", "prefill", "decode"]
 ROLES: tuple[Role, ...] = ("scheduler", "prefill", "decode")

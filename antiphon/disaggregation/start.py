@@ -21,10 +21,10 @@ from antiphon.launch import devices, launcher, nats_server, sockets
 from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
 from antiphon.settings import InstanceSettings, check
+from antiphon.shared.distributed import world
+from antiphon.shared.distributed.cluster_key import read_key
+from antiphon.shared.flags import SettingsError, parse
 from antiphon.supervision.fleet import Failure
-from shared.distributed import world
-from shared.distributed.cluster_key import read_key
-from shared.flags import SettingsError, parse
 
 TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
 

@@ -28,7 +28,7 @@ from antiphon.disaggregation.rank_table import (
     problems,
     read_global,
 )
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 MERGED = "global_ranktable_merge.json"
 _PROBE = ("192.0.2.1", 9)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from antiphon.client import Client, ServerError
-from shared import limits
+from antiphon.shared import limits
 
 OWNERLESS_S = limits.ORPHAN_S + 1.0
 """Time in seconds without any request after which remaining work counts as work without an owner."""

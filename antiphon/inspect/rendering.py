@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shared.messages import Message
+from antiphon.shared.messages import Message
 
 _SHOWN_NAMES = """
 request_id sequence_id attempt model model_path service id instance_id state status code error_code param

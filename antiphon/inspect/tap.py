@@ -17,17 +17,17 @@ from pathlib import Path
 from antiphon.inspect.rendering import concerns, rendered
 from antiphon.launch.nats_server import ADDRESS_FILE, OBSERVER
 from antiphon.launch.run_directory import is_own_directory
-from shared import messages
-from shared.bus.credentials import server_urls
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import Delivery
-from shared.codec import DecodeError, Decoder
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.messages import Message
-from shared.security import tls
-from shared.settings.bus import BusSettings
-from shared.subjects import Subjects, new_instance_id
+from antiphon.shared import messages
+from antiphon.shared.bus.credentials import server_urls
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import DecodeError, Decoder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import Message
+from antiphon.shared.security import tls
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.subjects import Subjects, new_instance_id
 
 CONNECT_S = 5.0
 QUEUE_MAX = 10_000

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from antiphon.client import Client
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 BAR_CHARS = 40
 MEANWHILE_NAMES = 5

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE_FILE = re.compile(r"nvidia\d+")

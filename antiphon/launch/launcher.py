@@ -32,20 +32,21 @@ from antiphon.settings import (
     engine_roles,
     of_role,
 )
+from antiphon.shared import limits
+from antiphon.shared.actors import standby
+from antiphon.shared.actors.descriptors import raise_limit
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.distributed import world
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError, converted, to_argv
+from antiphon.shared.models.image_models import check_image_files
+from antiphon.shared.models.model_files import located, model_directory, model_name
+from antiphon.shared.security import bus_permissions, tls
+from antiphon.shared.settings.quantization import Device, choose, read_model_config
+from antiphon.shared.settings.records import KeeperSettings
+from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
-from shared import limits
-from shared.actors import standby
-from shared.actors.descriptors import raise_limit
-from shared.distributed import world
-from shared.errors import ServiceError
-from shared.flags import SettingsError, converted, to_argv
-from shared.models.image_models import check_image_files
-from shared.models.model_files import located, model_directory, model_name
-from shared.security import bus_permissions, tls
-from shared.settings.quantization import Device, choose, read_model_config
-from shared.settings.records import KeeperSettings
-from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
 """Seconds that a service has to drain before it is killed."""
@@ -53,8 +54,8 @@ FAILURE_GRACE_S = 5.0
 """Seconds that a service has to end after a failure of the fleet: running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
 STANDBY = {
-    "engine": "services.engine.service,services.engine.backends.load",
-    "gateway": "services.gateway.service",
+    "engine": "antiphon.services.engine.service,antiphon.services.engine.backends.load",
+    "gateway": "antiphon.services.gateway.service",
 }
 """Services whose replicas have standbys (`--standby`), and the modules that a standby imports. The other services start
 in a fraction of the time."""
@@ -85,7 +86,7 @@ class VersionPlan:
         there are none, it shares those of the model.
         """
         # Imported here because it imports the libraries of the bus.
-        from shared.deployment.model_versions import version_name
+        from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
         files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
@@ -378,14 +379,12 @@ def service_spec(
     credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
     flags = to_argv(converted(settings, SERVICES[service], **where, **changes))
-    command = [f"services.{service}", *flags]
+    command = [f"antiphon.services.{service}", *flags]
     own = child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {}))
-    spec = ChildSpec(
-        name=name, service=service, argv=[sys.executable, "-m", *command], environ=own, member_id=member_id
-    )
+    spec = ChildSpec(name=name, service=service, argv=python_command(*command), environ=own, member_id=member_id)
     if not _stands_by(service, settings):
         return spec
-    return replace(spec, standby_argv=[sys.executable, "-m", standby.MODULE, STANDBY[service], *command])
+    return replace(spec, standby_argv=python_command(standby.MODULE, STANDBY[service], *command))
 
 
 def _stands_by(service: str, settings: ServeSettings) -> bool:
@@ -461,7 +460,7 @@ async def run_plan(
 
 async def _keep_stores(settings: KeeperSettings) -> None:
     # Imported here because it imports the libraries of the bus, for which the start of the children need not wait.
-    from shared.deployment.store_keeper import keep
+    from antiphon.shared.deployment.store_keeper import keep
 
     def tell(problem: str) -> None:
         print_line("antiphon", problem)

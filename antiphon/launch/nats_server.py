@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from antiphon.settings import MODEL_SERVICES
-from shared.flags import SettingsError
-from shared.security.bus_permissions import Role, password, permissions, render_user
-from shared.security.socket_users import listener
-from shared.subjects import Subjects
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.security.bus_permissions import Role, password, permissions, render_user
+from antiphon.shared.security.socket_users import listener
+from antiphon.shared.subjects import Subjects
 
 LIMITS = {
     "max_payload": "16MB",
@@ -81,7 +81,7 @@ class Bus:
 
     @property
     def address(self) -> str:
-        """The URL for the launcher and its children: a file with the server's address (`shared.bus.own_bus`)."""
+        """The URL for the launcher and its children: a file with the server's address (`shared/bus/own_bus.py`)."""
         return (self.directory / ADDRESS_FILE).as_uri()
 
     def credentials(self, member: str) -> str:
@@ -115,7 +115,7 @@ class Bus:
     def make_way(self) -> str:
         """Chooses another port if somebody else listens at the server's, which has ended. Returns what to tell of it.
 
-        Only a bus that `moves` does so. Nothing is told to whoever has the port (`shared.bus.own_bus`).
+        Only a bus that `moves` does so. Nothing is told to whoever has the port (`antiphon.shared.bus.own_bus`).
         """
         port = self._port()
         with contextlib.suppress(OSError), socket.create_server((self.host, port)):

@@ -6,22 +6,22 @@ crashes repeatedly.
 """
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from antiphon.launch import devices
 from antiphon.settings import ServeSettings, child_environment, engine_roles, of_role
+from antiphon.shared import limits
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.machines import Machines, find_machines
+from antiphon.shared.distributed.world import rank_key, world_size
+from antiphon.shared.flags import SettingsError, converted, to_argv
+from antiphon.shared.models.model_files import model_name
+from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
-from shared import limits
-from shared.config import EngineSettings
-from shared.distributed.machines import Machines, find_machines
-from shared.distributed.world import rank_key, world_size
-from shared.flags import SettingsError, converted, to_argv
-from shared.models.model_files import model_name
-from shared.subjects import model_token, safe_token
 
 GRACE_S = 5.0
 FORCED = 130
@@ -65,7 +65,7 @@ def rank_specs(
                 name = f"{prefix}{child}-rank-{rank}"
                 member = safe_token(name, limits.MEMBER_ID_CHARS_MAX)
                 flags = to_argv(converted(settings, EngineSettings, service_id=member, nats="", master_port=port))
-                argv = [sys.executable, "-m", "services.engine.executor.rank", *flags, f"--rank={rank}"]
+                argv = python_command("antiphon.services.engine.executor.rank", *flags, f"--rank={rank}")
                 yield ChildSpec(
                     name=name,
                     service="engine",

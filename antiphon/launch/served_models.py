@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphon.settings import ServeSettings
-from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings, VisionSettings
-from shared.flags import SettingsError, flags_of, parse_words, values_of
-from shared.limits import MODELS_MAX
-from shared.models.model_files import described, model_aliases, model_name
-from shared.settings.allowed_values import MODEL_NAME
-from shared.settings.bus import BusSettings
+from antiphon.shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings, VisionSettings
+from antiphon.shared.flags import SettingsError, flags_of, parse_words, values_of
+from antiphon.shared.limits import MODELS_MAX
+from antiphon.shared.models.model_files import described, model_aliases, model_name
+from antiphon.shared.settings.allowed_values import MODEL_NAME
+from antiphon.shared.settings.bus import BusSettings
 
 S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (

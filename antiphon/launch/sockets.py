@@ -5,13 +5,13 @@ backlog instead of being refused. A single gateway has the port exclusively. Sev
 the same port (SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the
 first gateway to wake up could accept a whole burst of connections. Connections that wait in the socket of a dead or
 stopped gateway are accepted by the other gateways, which inherit all sockets
-(`services.gateway.edge.http.server.waiting`).
+(`antiphon.services.gateway.edge.http.server.waiting`).
 """
 
 import errno
 import socket
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 BACKLOG = 2048
 

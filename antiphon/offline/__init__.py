@@ -12,6 +12,6 @@
 | `engine_args`     | settings as keyword arguments                                    |
 | `sampling_params` | `SamplingParams`                                                 |
 
-The results (`RequestOutput` and its parts) are in `shared.request.outputs`: the server's `/generate` has the same form.
-This module imports nothing, so that `import antiphon` is fast.
+The results (`RequestOutput` and its parts) are in `antiphon.shared.request.outputs`: the server's `/generate` has the
+same form. This module imports nothing, so that `import antiphon` is fast.
 """

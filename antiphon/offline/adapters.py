@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from antiphon.offline.prompts.inputs import paired
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.core.request import SequenceSpec, with_adapter
-from shared.blocks import adapter_salt
-from shared.errors import ServiceError
-from shared.models.adapters import name_error
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.core.request import SequenceSpec, with_adapter
+from antiphon.shared.blocks import adapter_salt
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.adapters import name_error
 
 
 @dataclass(frozen=True, slots=True)

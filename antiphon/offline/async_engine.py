@@ -19,8 +19,8 @@ from antiphon.offline.prompts.prompt_text import Message, TemplateOptions
 from antiphon.offline.request import Submitted
 from antiphon.offline.runner import Runner, now
 from antiphon.offline.sampling_params import SamplingParams
-from shared.flags import given_of
-from shared.request.outputs import RequestOutput
+from antiphon.shared.flags import given_of
+from antiphon.shared.request.outputs import RequestOutput
 
 IDLE_WAIT_S = 1.0
 """Longest time in seconds that the engine's idle thread waits for a command before it checks whether it should end."""

@@ -1,6 +1,6 @@
 """`EngineArgs`: the settings of an engine that is created in a Python program.
 
-These are the settings of the engine service (`shared.config.EngineSettings`) and a few that the service does not have.
+These are the settings of the engine service (`EngineSettings` in `shared/config.py`) and a few that the service lacks.
 """
 
 import difflib
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.settings import ServeSettings
-from shared.config import EngineSettings
-from shared.distributed import world
-from shared.flags import Settings, converted, flag, flags_of, validated
-from shared.models.image_models import image_limit, processor_kwargs
-from shared.settings.bus import BusSettings
-from shared.settings.other_options import BY_NAME, Other
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed import world
+from antiphon.shared.flags import Settings, converted, flag, flags_of, validated
+from antiphon.shared.models.image_models import image_limit, processor_kwargs
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.settings.other_options import BY_NAME, Other
 
 _FORMER = "max_context_len_to_capture"
 _OBJECTS = ("hf_overrides", "mm_processor_kwargs", "limit_mm_per_prompt")

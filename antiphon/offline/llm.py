@@ -14,7 +14,7 @@ from antiphon.offline.prompts.inputs import Prompt, PromptInput, TokenIds, paire
 from antiphon.offline.prompts.prompt_text import Message, TemplateOptions
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
-from shared.request.outputs import RequestOutput
+from antiphon.shared.request.outputs import RequestOutput
 
 
 class LLM(PoolingCalls):

@@ -6,10 +6,10 @@ from operator import mul
 from typing import Generic, TypeVar
 
 from antiphon.offline.adapters import Adapters, with_adapters
-from services.engine.core.request import SequenceSpec
-from shared.errors import ServiceError
-from shared.parameters.pooling import PoolingParams, check, unpack_vector
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.pooling import PoolingParams, check, unpack_vector
+from antiphon.shared.parameters.sampling import SamplingParams
 
 __all__ = [
     "ClassificationOutput",

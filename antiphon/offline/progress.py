@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from antiphon.offline.pooling import PoolingRequestOutput
-from shared.request.outputs import RequestOutput
+from antiphon.shared.request.outputs import RequestOutput
 
 
 class ProgressBar:

@@ -10,15 +10,15 @@ import msgspec
 
 from antiphon.offline.adapters import Adapters, with_adapters
 from antiphon.offline.sampling_params import SamplingParams
-from services.engine.core.plan import PlacedImage
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.steps.events import token_events
-from shared import limits
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.messages import OpenStream, PositionLogprobs, TextEvent
-from shared.request.choices import best_first, choice_params
-from shared.request.outputs import (
+from antiphon.services.engine.core.plan import PlacedImage
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.steps.events import token_events
+from antiphon.shared import limits
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import OpenStream, PositionLogprobs, TextEvent
+from antiphon.shared.request.choices import best_first, choice_params
+from antiphon.shared.request.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,
@@ -26,9 +26,9 @@ from shared.request.outputs import (
     logprobs_by_token,
     prompt_logprobs_by_token,
 )
-from shared.text.detokenization.stream import TextStream
-from shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
-from shared.text.vocabulary import Vocabulary
+from antiphon.shared.text.detokenization.stream import TextStream
+from antiphon.shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
+from antiphon.shared.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,17 +19,17 @@ from antiphon.offline.prompts.inputs import Prompt
 from antiphon.offline.prompts.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from shared.errors import ServiceError
-from shared.models.image_models import image_limit
-from shared.models.model_files import located
-from shared.parameters.pooling import generates_nothing
-from shared.parameters.sampling import check_vocabulary
-from shared.request import checks
-from shared.request.outputs import RequestOutput
-from shared.request.sampling_fields import seeds_of
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.image_models import image_limit
+from antiphon.shared.models.model_files import located
+from antiphon.shared.parameters.pooling import generates_nothing
+from antiphon.shared.parameters.sampling import check_vocabulary
+from antiphon.shared.request import checks
+from antiphon.shared.request.outputs import RequestOutput
+from antiphon.shared.request.sampling_fields import seeds_of
 
 GATHER_S = 0.05
 """Longest time in seconds that `step` waits while new requests are being gathered into a batch (`--max-batch-size`)."""

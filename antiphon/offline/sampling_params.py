@@ -1,7 +1,7 @@
 """The offline API's `SamplingParams`: checked in the constructor and converted to the engine's parameters.
 
-The ranges are those of the server (`shared.parameters.sampling.check` and `shared.request.checks`), so that the offline
-API and the server accept the same values. Fields that are not supported yet raise an error that names them.
+The ranges are those of the server (`shared/parameters/sampling.py` and `shared/request/checks.py`), so that the
+offline API and the server accept the same values. Fields that are not supported yet raise an error that names them.
 """
 
 import warnings
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters import sampling
-from shared.parameters.grammar import Grammar
-from shared.request import checks
-from shared.request.choices import choices_of
-from shared.request.sampling_fields import token_constraints
-from shared.request.structured import constraint_of
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters import sampling
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.request import checks
+from antiphon.shared.request.choices import choices_of
+from antiphon.shared.request.sampling_fields import token_constraints
+from antiphon.shared.request.structured import constraint_of
 
 AS_MANY_AS_FIT = 0
 _NOT_SERVED = "is not served yet: leave it out"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from antiphon.client import Client
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 POLL_S = 0.1
 FAILED, STILL_STARTING = 1, 2

@@ -6,10 +6,10 @@ from typing import Any
 from msgspec.structs import asdict
 
 from antiphon import LLM, SamplingParams
-from shared import limits
-from shared.flags import SettingsError
-from shared.models.model_files import DEMO_DIRECTORY
-from shared.recorded_request import RecordedContent, first_difference
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.recorded_request import RecordedContent, first_difference
 
 
 def replay(content: RecordedContent, model: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from antiphon.client import Client
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.recorded_request import RecordedContent, decode, encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.recorded_request import RecordedContent, decode, encode
 
 EQUAL, DIFFERENT = 0, 1
 

@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import cast
 
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.credentials import server_urls
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import MemberEnded
+from antiphon.shared.messages.base import ServiceName
+from antiphon.shared.subjects import Subjects, new_instance_id
 from antiphon.supervision.fleet import Fleet
 from antiphon.supervision.processes import ChildSpec
-from shared.actors.host import Host
-from shared.bus.credentials import server_urls
-from shared.bus.nats import NatsTransport
-from shared.clock import SystemClock
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import MemberEnded
-from shared.messages.base import ServiceName
-from shared.subjects import Subjects, new_instance_id
 
 CONNECT_S = 60.0
 

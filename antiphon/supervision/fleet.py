@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from antiphon.shared.distributed.world import AGAIN
 from antiphon.supervision.processes import Child, ChildSpec, Sink
 from antiphon.supervision.standby import Standby
-from shared.distributed.world import AGAIN
 
 CONFIGURATION_ERROR = 78
 """Exit code of a service whose settings are invalid. Such a service is not restarted."""

@@ -43,11 +43,11 @@ class ChildSpec:
     """The child's id on the bus; empty if it has none."""
     standby_argv: Sequence[str] = ()
     """The command of a process that prepares to become the child and does so when it reads a line from its standard
-    input (`shared.actors.standby`); empty: there is none."""
+    input (`antiphon.shared.actors.standby`); empty: there is none."""
 
 
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
-"""Matches error lines in the format of `shared.observability.logs`: time, level, service, message."""
+"""Matches error lines in the format of `antiphon.shared.observability.logs`: time, level, service, message."""
 
 
 class Child:

@@ -1,6 +1,6 @@
 """The standby of one child: a process with the child's modules imported, which takes over when the child has ended.
 
-Used by `antiphon.supervision.fleet`. The program of the process is `shared.actors.standby`.
+Used by `antiphon.supervision.fleet`. The program of the process is `antiphon.shared.actors.standby`.
 """
 
 import asyncio

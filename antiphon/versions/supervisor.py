@@ -16,13 +16,10 @@ from typing import Any
 
 import msgspec
 
-from antiphon.supervision.fleet import Failure, Fleet
-from antiphon.supervision.processes import ChildSpec, Sink
-from antiphon.versions.watch import MemberWatch
-from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.host import Host
-from shared.bus.key_value import StoreUnavailableError
-from shared.deployment.model_versions import (
+from antiphon.shared.actors.actor import Actor, Envelope, handles
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.key_value import StoreUnavailableError
+from antiphon.shared.deployment.model_versions import (
     DECODER,
     ENCODER,
     VERSIONS_MAX,
@@ -32,10 +29,13 @@ from shared.deployment.model_versions import (
     VersionStore,
     version_name,
 )
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.messages import ChangeModel, ModelsChanged
-from shared.subjects import LAUNCHER_QUEUE
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import ChangeModel, ModelsChanged
+from antiphon.shared.subjects import LAUNCHER_QUEUE
+from antiphon.supervision.fleet import Failure, Fleet
+from antiphon.supervision.processes import ChildSpec, Sink
+from antiphon.versions.watch import MemberWatch
 
 log = logging.getLogger(__name__)
 POLL_S = 0.1

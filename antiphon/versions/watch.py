@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 
 from antiphon.settings import MODEL_SERVICES
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.bus.transport import Delivery, Subscription
-from shared.codec import Decoder
-from shared.messages import EngineStatus, Heartbeat, Message
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.bus.transport import Delivery, Subscription
+from antiphon.shared.codec import Decoder
+from antiphon.shared.messages import EngineStatus, Heartbeat, Message
 
 
 class MemberWatch:

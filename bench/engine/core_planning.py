@@ -13,10 +13,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.core.request import SequenceSpec
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.shared.parameters.sampling import SamplingParams
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 32000

@@ -24,17 +24,17 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.limits_of_machine.probe import gemm_rate, read_rate  # noqa: E402  (after the path)
-from services.engine.backends.cpu.compile import Variant, make_library, usable_variants  # noqa: E402
-from services.engine.backends.cpu.library import cache_directory, find_library  # noqa: E402
-from services.engine.backends.cpu.native import (  # noqa: E402
+from antiphon.services.engine.backends.cpu.compile import Variant, make_library, usable_variants  # noqa: E402
+from antiphon.services.engine.backends.cpu.library import cache_directory, find_library  # noqa: E402
+from antiphon.services.engine.backends.cpu.native import (  # noqa: E402
     Library,
     NativeModel,
     Spec,
     native_weight,
 )
-from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4  # noqa: E402
-from services.engine.quantization.weight import QuantizedWeight  # noqa: E402
+from antiphon.services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4  # noqa: E402
+from antiphon.services.engine.quantization.weight import QuantizedWeight  # noqa: E402
+from bench.limits_of_machine.probe import gemm_rate, read_rate  # noqa: E402  (after the path)
 
 PANEL = 32
 COPIES_MAX = 24

@@ -28,20 +28,20 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+from antiphon.services.engine.backends.load import load_worker  # noqa: E402
+from antiphon.services.engine.backends.torch.worker import TorchWorker  # noqa: E402
+from antiphon.services.engine.core.plan import CoreLimits  # noqa: E402
+from antiphon.services.engine.core.request import SequenceSpec  # noqa: E402
+from antiphon.services.engine.engine import Engine  # noqa: E402
+from antiphon.services.engine.models.description import DecoderDescription  # noqa: E402
+from antiphon.services.engine.steps.loop import StepReport  # noqa: E402
+from antiphon.services.engine.worker.dtypes import choose_dtype, choose_torch_dtype  # noqa: E402
+from antiphon.services.engine.worker.interface import ModelWorker  # noqa: E402
+from antiphon.services.engine.worker.loading.model_files import describe_model  # noqa: E402
+from antiphon.shared.config import EngineSettings  # noqa: E402
+from antiphon.shared.parameters.sampling import SamplingParams  # noqa: E402
 from bench.limits_of_machine import roofline  # noqa: E402  (after the path)
 from bench.limits_of_machine.probe import Reads, gemm_rate, read_rates  # noqa: E402  (after the path)
-from services.engine.backends.load import load_worker  # noqa: E402
-from services.engine.backends.torch.worker import TorchWorker  # noqa: E402
-from services.engine.core.plan import CoreLimits  # noqa: E402
-from services.engine.core.request import SequenceSpec  # noqa: E402
-from services.engine.engine import Engine  # noqa: E402
-from services.engine.models.description import DecoderDescription  # noqa: E402
-from services.engine.steps.loop import StepReport  # noqa: E402
-from services.engine.worker.dtypes import choose_dtype, choose_torch_dtype  # noqa: E402
-from services.engine.worker.interface import ModelWorker  # noqa: E402
-from services.engine.worker.loading.model_files import describe_model  # noqa: E402
-from shared.config import EngineSettings  # noqa: E402
-from shared.parameters.sampling import SamplingParams  # noqa: E402
 
 TRIES = 3
 STEPS_A_READ = 4

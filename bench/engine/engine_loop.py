@@ -9,12 +9,12 @@ import json
 import sys
 import time
 
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 from bench.engine.engine_stream import Work
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
 
 
 class LoopAlone:

@@ -22,16 +22,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.engine.backends.cpu.answer import StepAnswer
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch import results
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.worker.batch.sampler import Sampled, SamplingBatch, sample
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.cpu.answer import StepAnswer
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch import results
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.worker.batch.sampler import Sampled, SamplingBatch, sample
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS = 96
 answer_sampled = StepAnswer.sampled

@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.engine.backends.load import load_worker
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.models.description import DecoderDescription
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from services.engine.worker.loading.model_files import describe_model
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.worker.loading.model_files import describe_model
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 DECODE_STEPS = 64
 PREFILL = 8192

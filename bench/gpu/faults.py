@@ -67,7 +67,9 @@ def answers(serving: Serving, count: int, kill_after_s: float | None = None) -> 
         found = [pool.submit(ask, serving, number) for number in range(count)]
         if kill_after_s is not None:
             time.sleep(kill_after_s)
-            engines = [each for each in processes.tree(serving.process.pid) if "services.engine" in each.command]
+            engines = [
+                each for each in processes.tree(serving.process.pid) if "antiphon.services.engine" in each.command
+            ]
             os.kill(engines[0].pid, signal.SIGKILL)
         return [each.result() for each in found]
 

@@ -13,35 +13,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.timing import median_ms
-from services.engine.backends.triton.kernels.activation import activated
-from services.engine.backends.triton.kernels.attention.attention_work import (
+from antiphon.services.engine.backends.triton.kernels.activation import activated
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     DeviceWork,
     Geometry,
     Heads,
     Sequences,
     plan_work,
 )
-from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
-from services.engine.backends.triton.kernels.attention.latent_attention import (
+from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
     RowShape,
     attend_few_latents,
     attend_many_latents,
 )
-from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
-from services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
-from services.engine.backends.triton.kernels.experts import mixed_experts
-from services.engine.backends.triton.kernels.norm import normed
-from services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
-from services.engine.backends.triton.kernels.skinny import skinny_linear
-from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
-from services.engine.kernels.experts import mixed_experts as reference_experts
-from services.engine.kernels.experts import route
-from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.storage import as_stored
-from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from antiphon.services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
+from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.norm import normed
+from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
+from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
+from antiphon.services.engine.kernels.experts import route
+from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.storage import as_stored
+from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from bench.gpu.timing import median_ms
 
 QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": quantize_int8,

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.engine.models.registry import find_family
+from antiphon.services.engine.models.registry import find_family
 
 _LLAMA_ROPE = {
     "rope_type": "llama3",

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from services.engine.backends.load import load_worker
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 LENGTHS = (3, 17, 64, 65, 130, 255, 256, 300)
 MAX_MODEL_LEN = 512

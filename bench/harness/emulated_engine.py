@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from antiphon.services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.service import EngineService
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 from bench.harness.loads import WORD
-from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.service import EngineService
-from shared.actors.service import main
-from shared.config import EngineSettings
 
 STEP_FLAG = "--step-ms="
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 65_536, 16, 8192
@@ -24,7 +24,7 @@ _NONE = (SampledLogprobs(0.0),)
 
 
 class EmulatedWorker:
-    """A `services.engine.worker.interface.ModelWorker` whose next token depends on the number of tokens only."""
+    """A `ModelWorker` whose next token depends on the number of tokens only."""
 
     def __init__(self, settings: EngineSettings, step_s: float) -> None:
         vocabulary = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json")).get_vocab()

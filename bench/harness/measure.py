@@ -17,13 +17,13 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from antiphon.benchmark.load import Result, run
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.registry import find_family
 from bench.harness.loads import Load, Prompt, Prompts
 from bench.harness.sample import Sample, latencies, rounded
 from bench.harness.serving import Server
 from bench.limits_of_machine import cpu_accounting, probe, roofline
 from bench.limits_of_machine.moments import Moments
-from services.engine.models.description import DecoderDescription
-from services.engine.models.registry import find_family
 
 P = TypeVar("P")
 T = TypeVar("T")

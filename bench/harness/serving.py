@@ -138,7 +138,7 @@ class Serving(Server):
     def part_of(self, command: str) -> str:
         """Returns the name of the service that a process runs."""
         for name in ("gateway", "detokenizer", "tokenizer", "engine"):
-            if f"services.{name}" in command:
+            if f"antiphon.services.{name}" in command:
                 return name
         return "nats-server" if "nats-server" in command else "launcher"
 

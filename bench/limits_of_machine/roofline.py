@@ -16,8 +16,8 @@ outside the model are ignored. This only makes the floor lower, so that no syste
 import math
 from dataclasses import dataclass
 
+from antiphon.services.engine.models.description import DecoderDescription
 from bench.harness.loads import Load
-from services.engine.models.description import DecoderDescription
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from services.engine.models.registry import find_family  # noqa: E402  (after the path)
+from antiphon.services.engine.models.registry import find_family  # noqa: E402  (after the path)
 
 SEED = 1729
 LEARNT_TOKENS = 24_000

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from antiphon import LLM, SamplingParams
 from antiphon.cli import main as antiphon
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
 from bench.harness.serving import ROOT
 from bench.limits_of_machine import machine
 from bench.peer_systems.peer_servers import vllm_environment
-from shared.models.model_files import DEMO_DIRECTORY
 
 GAP_MAX = 0.25
 """The largest gap of a layout that is read correctly."""

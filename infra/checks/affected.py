@@ -88,7 +88,7 @@ def _words(node: ast.List | ast.Tuple | ast.Call) -> list[str]:
 
 
 def _started(word: str, by_name: Mapping[str, str]) -> set[str]:
-    """The modules that a word names: a module, the beginning of modules (`f"services.{name}"`), or the command."""
+    """The modules of a word: a module, the beginning of modules (`f"antiphon.services.{name}"`), or the command."""
     if word.endswith(".") and word.startswith(FOLDERS):
         return {name for name in by_name if name.startswith(word) and name.endswith(".__main__")}
     return {word, f"{word}.__main__"} & by_name.keys()
@@ -106,7 +106,9 @@ def _users_of_file(path: str, sources: Mapping[str, str]) -> Iterable[str]:
 
 
 def _module(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    """The name by which a file is imported: `services` and `shared` are parts of `antiphon`, by links."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"antiphon.{name}" if path.startswith(("services/", "shared/")) else name
 
 
 def _base() -> str:

@@ -10,9 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from antiphon.shared.security.bus_permissions import CONTAINER_ROLES, permissions, render_user
+from antiphon.shared.subjects import Subjects
 from infra.checks.generated import keep
-from shared.security.bus_permissions import CONTAINER_ROLES, permissions, render_user
-from shared.subjects import Subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {

@@ -1,7 +1,7 @@
 """Writes docs/request-fields.md: each field of each API's requests, and what the server does with it.
 
 Read from the schemas of the bodies and from the rules of the APIs
-(`services.gateway.apis.openai.bodies.request_fields`).
+(`antiphon.services.gateway.apis.openai.bodies.request_fields`).
 Run as `python -m infra.checks.fields_page`; `--check` only compares.
 """
 
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from antiphon.services.gateway.apis.anthropic import schemas as anthropic
+from antiphon.services.gateway.apis.native.schemas import GenerateBody
+from antiphon.services.gateway.apis.ollama import options
+from antiphon.services.gateway.apis.ollama import schemas as ollama
+from antiphon.services.gateway.apis.openai.bodies.request_fields import OPENAI, FieldRules
+from antiphon.services.gateway.apis.openai.pooling.schemas import EmbeddingBody
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, CompletionBody
+from antiphon.services.gateway.guests.responses import schemas as responses
+from antiphon.shared.request.conversation import Turn
 from infra.checks.generated import keep
-from services.gateway.apis.anthropic import schemas as anthropic
-from services.gateway.apis.native.schemas import GenerateBody
-from services.gateway.apis.ollama import options
-from services.gateway.apis.ollama import schemas as ollama
-from services.gateway.apis.openai.bodies.request_fields import OPENAI, FieldRules
-from services.gateway.apis.openai.pooling.schemas import EmbeddingBody
-from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
-from services.gateway.guests.responses import schemas as responses
-from shared.request.conversation import Turn
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "request-fields.md"
 _HEAD = """# Fields of requests

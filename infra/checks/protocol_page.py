@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-import shared.messages
+import antiphon.shared.messages
+from antiphon.shared import errors, limits
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.messages import Message
+from antiphon.shared.messages.base import Part
+from antiphon.shared.subjects import Subjects
 from infra.checks.generated import keep
-from shared import errors, limits
-from shared.files import limits as file_limits
-from shared.messages import Message
-from shared.messages.base import Part
-from shared.subjects import Subjects
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
@@ -174,13 +174,13 @@ def messages_section(modules: Sequence[Module]) -> Iterator[str]:
         by_module[kind.__module__].append(kind)
     for module, kinds in sorted(by_module.items()):
         rows = [message_row(kind, handled[kind.__name__]) for kind in kinds]
-        yield f"### `{module.replace('.', '/')}.py`"
+        yield f"### `{module.removeprefix('antiphon.').replace('.', '/')}.py`"
         yield table(("message", "handled by", "answer", "fields", "meaning"), rows)
 
 
 def message_types() -> list[type[msgspec.Struct]]:
     """Returns all messages and parts that the package exports, sorted by the line of their definition."""
-    exported = vars(shared.messages).values()
+    exported = vars(antiphon.shared.messages).values()
     kinds = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     return sorted((kind for kind in kinds if kind is not Message and kind is not Part), key=definition_line)
 

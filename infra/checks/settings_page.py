@@ -1,7 +1,7 @@
 """Writes the tables of docs/settings.md: all settings, and the options of other servers with their treatment here.
 
 A flag's variable, default and range are read from the settings classes, the options of other servers from
-`shared.settings.other_options`. The text before the first table is written by hand and kept.
+`antiphon.shared.settings.other_options`. The text before the first table is written by hand and kept.
 
 Run as `python -m infra.checks.settings_page`. A test checks that the page is up to date.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.settings import NOT_FOR_USERS, DirectSettings, InstanceSettings, RunSettings, ServeSettings
-from shared.flags import GROUPS, flags_of
-from shared.settings.other_options import OPTIONS, VARIABLES, Other, Variable
+from antiphon.shared.flags import GROUPS, flags_of
+from antiphon.shared.settings.other_options import OPTIONS, VARIABLES, Other, Variable
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _ACCEPTED = "They are accepted, and the log says once that they have no effect."

@@ -15,10 +15,10 @@ from random import Random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from antiphon.shared.text.templates.chat_template import ChatTemplate
 from infra.demo_model.exercises.tasks import conversation
 from infra.demo_model.sample import Message, Tool
 from infra.demo_model.texts.corpus import plain_text, tokenizer_prose
-from shared.text.templates.chat_template import ChatTemplate
 
 DEMO = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -8,12 +8,13 @@ RUN python /build/group_requirements.py --hashes=/build/hashes.txt /build/pyproj
  && rm -r /build \
  && useradd --uid 10001 --home-dir /tmp antiphon \
  && install -d -o antiphon /models
-COPY shared shared
-COPY services/__init__.py services/
-COPY services/detokenizer services/detokenizer
+COPY antiphon/__init__.py antiphon/
+COPY shared antiphon/shared
+COPY services/__init__.py antiphon/services/
+COPY services/detokenizer antiphon/services/detokenizer
 COPY infra/docker/healthcheck.py ./
-RUN python -m compileall -q shared services
+RUN python -m compileall -q antiphon
 USER 10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "healthcheck.py", "detokenizer"]
-ENTRYPOINT ["python", "-m", "services.detokenizer"]
+ENTRYPOINT ["python", "-m", "antiphon.services.detokenizer"]

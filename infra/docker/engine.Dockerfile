@@ -6,12 +6,13 @@ FROM python:3.11-slim-bookworm AS compiled
 USER root
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
-COPY shared/__init__.py shared/limits.py shared/cache_dirs.py shared/
-COPY services/__init__.py services/
-COPY services/engine/__init__.py services/engine/
-COPY services/engine/backends/__init__.py services/engine/backends/
-COPY services/engine/backends/cpu services/engine/backends/cpu
-RUN python -m services.engine.backends.cpu --all
+COPY antiphon/__init__.py antiphon/
+COPY shared/__init__.py shared/version.py shared/limits.py shared/cache_dirs.py antiphon/shared/
+COPY services/__init__.py antiphon/services/
+COPY services/engine/__init__.py antiphon/services/engine/
+COPY services/engine/backends/__init__.py antiphon/services/engine/backends/
+COPY services/engine/backends/cpu antiphon/services/engine/backends/cpu
+RUN python -m antiphon.services.engine.backends.cpu --all
 
 FROM python:3.11-slim-bookworm
 
@@ -27,13 +28,14 @@ RUN python /build/group_requirements.py --hashes=/build/hashes.txt /build/pyproj
  && rm -r /build \
  && useradd --uid 10001 --home-dir /tmp antiphon \
  && install -d -o antiphon /models
-COPY shared shared
-COPY services/__init__.py services/
-COPY services/engine services/engine
-COPY --from=compiled /app/services/engine/backends/cpu/compiled services/engine/backends/cpu/compiled
+COPY antiphon/__init__.py antiphon/
+COPY shared antiphon/shared
+COPY services/__init__.py antiphon/services/
+COPY services/engine antiphon/services/engine
+COPY --from=compiled /app/antiphon/services/engine/backends/cpu/compiled antiphon/services/engine/backends/cpu/compiled
 COPY infra/docker/healthcheck.py ./
-RUN python -m compileall -q shared services
+RUN python -m compileall -q antiphon
 USER 10001
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python", "healthcheck.py", "engine"]
-ENTRYPOINT ["python", "-m", "services.engine"]
+ENTRYPOINT ["python", "-m", "antiphon.services.engine"]

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from io import BufferedRWPair
 from urllib.parse import urlsplit
 
-from shared.bus.credentials import read_credentials, server_urls
-from shared.codec import DecodeError, Decoder
-from shared.flags import SettingsError, parse
-from shared.messages import Heartbeat
-from shared.security import tls
-from shared.settings.bus import BusSettings
-from shared.subjects import Subjects
+from antiphon.shared.bus.credentials import read_credentials, server_urls
+from antiphon.shared.codec import DecodeError, Decoder
+from antiphon.shared.flags import SettingsError, parse
+from antiphon.shared.messages import Heartbeat
+from antiphon.shared.security import tls
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.subjects import Subjects
 
 TIMEOUT_S = 4.0
 PORT = 8000

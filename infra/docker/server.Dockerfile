@@ -8,12 +8,13 @@ FROM ${BASE_IMAGE} AS compiled
 USER root
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
-COPY shared/__init__.py shared/limits.py shared/cache_dirs.py shared/
-COPY services/__init__.py services/
-COPY services/engine/__init__.py services/engine/
-COPY services/engine/backends/__init__.py services/engine/backends/
-COPY services/engine/backends/cpu services/engine/backends/cpu
-RUN python -m services.engine.backends.cpu --all
+COPY antiphon/__init__.py antiphon/
+COPY shared/__init__.py shared/version.py shared/limits.py shared/cache_dirs.py antiphon/shared/
+COPY services/__init__.py antiphon/services/
+COPY services/engine/__init__.py antiphon/services/engine/
+COPY services/engine/backends/__init__.py antiphon/services/engine/backends/
+COPY services/engine/backends/cpu antiphon/services/engine/backends/cpu
+RUN python -m antiphon.services.engine.backends.cpu --all
 
 FROM ${BASE_IMAGE}
 
@@ -33,7 +34,7 @@ COPY shared shared
 COPY services services
 COPY antiphon antiphon
 COPY infra/llm_tools llm_tools
-COPY --from=compiled /app/services/engine/backends/cpu/compiled services/engine/backends/cpu/compiled
+COPY --from=compiled /app/antiphon/services/engine/backends/cpu/compiled services/engine/backends/cpu/compiled
 RUN python -m compileall -q shared services antiphon
 ENV HF_HOME=/models LLM_TOOLS_PATH=/app/llm_tools
 USER 10001

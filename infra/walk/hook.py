@@ -29,7 +29,7 @@ ENTERED, RESUMED, SENT = range(3)
 SENDS = "ServiceClients.submit_batch"
 """The coroutine by which a gateway sends `SubmitBatch`: the message has left when it suspends to wait for the reply."""
 _ROOT = f"{Path(__file__).resolve().parents[2]}/"
-_PRODUCT = tuple(_ROOT + folder for folder in ("services/", "shared/", "antiphon/"))
+_PRODUCT = _ROOT + "antiphon/"
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 

@@ -28,7 +28,7 @@ READY_S, ANSWER_S, END_S = 180.0, 30.0, 40.0
 SETTLE_S = 0.4
 """Time after an answer in which the processes do what the request left to do, seconds."""
 _PROCESSES_MAX = 128
-_SERVICE = re.compile(r"-m services\.([\w.]+)")
+_SERVICE = re.compile(r"-m antiphon\.services\.([\w.]+)")
 _URL = re.compile(r"URL +(http://[\d.:]+)")
 
 

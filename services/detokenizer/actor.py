@@ -1,9 +1,9 @@
 """The detokenizer's actor: opens and closes streams, and converts each step's tokens to one message per gateway.
 
-A stream is the conversion of one sequence's tokens to text; `shared.text.detokenization.stream` implements it (pure).
-The actor passes token events to their streams, sends the resulting text events, asks the engine for missing tokens
-(`Resend`) and tells the engine when a stop string has ended a sequence (`Cancel`). Tokens that arrive before their
-stream is open are held (`early_events`); tokens of a closed stream are dropped and counted.
+A stream is the conversion of one sequence's tokens to text; `antiphon.shared.text.detokenization.stream` implements it
+(pure). The actor passes token events to their streams, sends the resulting text events, asks the engine for missing
+tokens (`Resend`) and tells the engine when a stop string has ended a sequence (`Cancel`). Tokens that arrive before
+their stream is open are held (`early_events`); tokens of a closed stream are dropped and counted.
 
 If a detokenizer dies, no request fails: the text depends only on tokens that the owner of the stream (its gateway) has,
 so the owner opens the stream on another detokenizer and the text continues.
@@ -13,15 +13,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from services.detokenizer.early_events import EarlyEvent, EarlyEvents
-from services.detokenizer.owners import Owners, StreamEntry
-from shared import limits
-from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
-from shared.actors.heard import heard_on
-from shared.actors.host import Host
-from shared.codec import DecodeError, encode
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.detokenizer.early_events import EarlyEvent, EarlyEvents
+from antiphon.services.detokenizer.owners import Owners, StreamEntry
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, handles, tell_in_parts
+from antiphon.shared.actors.heard import heard_on
+from antiphon.shared.actors.host import Host
+from antiphon.shared.codec import DecodeError, encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     Ack,
     Cancel,
     CloseStream,
@@ -39,10 +39,10 @@ from shared.messages import (
     TokenEvent,
     TokenEvents,
 )
-from shared.observability import telemetry
-from shared.observability.telemetry import Names
-from shared.text.detokenization.stream import TextStream
-from shared.text.vocabulary import UnknownTokenError, Vocabulary
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Names
+from antiphon.shared.text.detokenization.stream import TextStream
+from antiphon.shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0

@@ -9,8 +9,8 @@ engine for the sequence's progress.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from shared import limits
-from shared.messages import TokenEvent
+from antiphon.shared import limits
+from antiphon.shared.messages import TokenEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared import limits
-from shared.bus.transport import Headers
-from shared.messages import Heartbeat, SequenceRef
-from shared.subjects import Subjects
-from shared.text.detokenization.stream import TextStream
+from antiphon.shared import limits
+from antiphon.shared.bus.transport import Headers
+from antiphon.shared.messages import Heartbeat, SequenceRef
+from antiphon.shared.subjects import Subjects
+from antiphon.shared.text.detokenization.stream import TextStream
 
 
 @dataclass(slots=True, kw_only=True)

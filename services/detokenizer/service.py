@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 
-from services.detokenizer.actor import DetokenizerActor
-from shared import limits
-from shared.actors.host import Host
-from shared.actors.presence import sleep_to_beat
-from shared.config import DetokenizerSettings
-from shared.messages import ServiceName, StreamStatus
-from shared.models.model_files import described, model_directory, model_name, tokenizer_directory
-from shared.text.vocabulary import Vocabulary, choose_vocabulary
+from antiphon.services.detokenizer.actor import DetokenizerActor
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import sleep_to_beat
+from antiphon.shared.config import DetokenizerSettings
+from antiphon.shared.messages import ServiceName, StreamStatus
+from antiphon.shared.models.model_files import described, model_directory, model_name, tokenizer_directory
+from antiphon.shared.text.vocabulary import Vocabulary, choose_vocabulary
 
 SWEEP_S = 2 * limits.HEARTBEAT_INTERVAL_S
 """Interval of the sweep, seconds. If tokens follow a gap, the missing ones are requested at once; the sweep requests

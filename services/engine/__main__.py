@@ -1,13 +1,13 @@
-"""Entry point: `python -m services.engine --nats URL --model DIR …`."""
+"""Entry point: `python -m antiphon.services.engine --nats URL --model DIR …`."""
 
 import sys
 
-from shared.actors.imports import without_collections
+from antiphon.shared.actors.imports import without_collections
 
 with without_collections():
-    from services.engine.service import EngineService
-    from shared.actors.service import main
-    from shared.config import EngineSettings
+    from antiphon.services.engine.service import EngineService
+    from antiphon.shared.actors.service import main
+    from antiphon.shared.config import EngineSettings
 
 if __name__ == "__main__":
     sys.exit(main("engine", EngineSettings, EngineService, heartbeat_thread=True))

@@ -12,21 +12,21 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from services.engine.adapter_actor import AdapterActor
-from services.engine.admission import Admission, StepLoop
-from services.engine.core.request import Outcome
-from services.engine.images import ImageLoader
-from services.engine.publisher import Publisher
-from services.engine.records.sequences import SequenceRecords
-from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, core_id, of_core
-from services.engine.steps.events import token_events
-from services.engine.steps.loop import StepReport
-from shared import limits
-from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.heard import heard_on
-from shared.actors.host import Host
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.engine.adapter_actor import AdapterActor
+from antiphon.services.engine.admission import Admission, StepLoop
+from antiphon.services.engine.core.request import Outcome
+from antiphon.services.engine.images import ImageLoader
+from antiphon.services.engine.publisher import Publisher
+from antiphon.services.engine.records.sequences import SequenceRecords
+from antiphon.services.engine.sequence_table import Entry, GatewayKey, SequenceTable, core_id, of_core
+from antiphon.services.engine.steps.events import token_events
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, handles
+from antiphon.shared.actors.heard import heard_on
+from antiphon.shared.actors.host import Host
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     Ack,
     Cancel,
     Done,

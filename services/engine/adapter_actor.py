@@ -1,24 +1,24 @@
 """Synchronizes an engine's LoRA adapters with the desired state of its model, and finds the adapter of each sequence.
 
-The desired state lists the adapters that a model has (`shared.deployment.adapter_state`). The engine reads it before
-the engine is ready, when a gateway announces a change, and periodically. Sequences name an adapter by its version. The
-old version of a replaced or unloaded adapter stays usable for `ADAPTERS_REPLACED_S`, for requests that were accepted
-before the change. The actor has its own mailbox, so that reading an adapter does not delay sequences.
+The desired state lists the adapters that a model has (`antiphon.shared.deployment.adapter_state`). The engine reads it
+before the engine is ready, when a gateway announces a change, and periodically. Sequences name an adapter by its
+version. The old version of a replaced or unloaded adapter stays usable for `ADAPTERS_REPLACED_S`, for requests that
+were accepted before the change. The actor has its own mailbox, so that reading an adapter does not delay sequences.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.adapters.library import AdapterLibrary
-from shared import limits
-from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.host import Host
-from shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
-from shared.errors import ServiceError
-from shared.messages import AdapterLoaded, AdaptersChanged, LoadAdapter
-from shared.models.adapters import LoraModule, check_place
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, handles
+from antiphon.shared.actors.host import Host
+from antiphon.shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import AdapterLoaded, AdaptersChanged, LoadAdapter
+from antiphon.shared.models.adapters import LoraModule, check_place
 
 log = logging.getLogger(__name__)
 

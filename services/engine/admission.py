@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.core.plan import PlacedImage
-from services.engine.core.request import SequenceSpec, with_adapter
-from services.engine.grammar_gate import LoadAdapter
-from services.engine.images import ImageLoader
-from services.engine.records.sequences import SequenceRecords
-from services.engine.sequence_table import SequenceTable, core_id, of_core
-from shared.actors.host import Host
-from shared.blocks import split_hashes
-from shared.codec import unpack_ids
-from shared.errors import ServiceError
-from shared.messages import Submit, SubmitReply, SubmitStatus
-from shared.parameters.sampling import check
+from antiphon.services.engine.adapter_actor import AdapterActor, AdapterNotHereError
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.core.plan import PlacedImage
+from antiphon.services.engine.core.request import SequenceSpec, with_adapter
+from antiphon.services.engine.grammar_gate import LoadAdapter
+from antiphon.services.engine.images import ImageLoader
+from antiphon.services.engine.records.sequences import SequenceRecords
+from antiphon.services.engine.sequence_table import SequenceTable, core_id, of_core
+from antiphon.shared.actors.host import Host
+from antiphon.shared.blocks import split_hashes
+from antiphon.shared.codec import unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Submit, SubmitReply, SubmitStatus
+from antiphon.shared.parameters.sampling import check
 
 RETRY_AFTER_S = 1.0
 

@@ -18,31 +18,31 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.canary.canary import Canary
-from services.engine.canary.checksums import Checksums
-from services.engine.canary.guard import WeightGuard
-from services.engine.canary.measure import check_deterministic, measure
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts
-from services.engine.core.request import SequenceSpec
-from services.engine.executor import Executor
-from services.engine.grammar_gate import GrammarGate, LoadAdapter
-from services.engine.kv.address import default_kv_host
-from services.engine.kv.connector import KvConnector
-from services.engine.steps.in_flight import InFlightSteps
-from services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
-from services.engine.warmup import warm_up
-from services.engine.worker.interface import ModelWorker
-from shared.actors.imports import without_collections
-from shared.clock import Clock, SystemClock
-from shared.config import EngineSettings, check_engine
-from shared.distributed.world import NO_KV, exchanges_kv, world_size
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.messages import EngineCounters, EngineLoad
-from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
-from shared.parameters.grammar import Grammar
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.canary.canary import Canary
+from antiphon.services.engine.canary.checksums import Checksums
+from antiphon.services.engine.canary.guard import WeightGuard
+from antiphon.services.engine.canary.measure import check_deterministic, measure
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.grammar_gate import GrammarGate, LoadAdapter
+from antiphon.services.engine.kv.address import default_kv_host
+from antiphon.services.engine.kv.connector import KvConnector
+from antiphon.services.engine.steps.in_flight import InFlightSteps
+from antiphon.services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
+from antiphon.services.engine.warmup import warm_up
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.actors.imports import without_collections
+from antiphon.shared.clock import Clock, SystemClock
+from antiphon.shared.config import EngineSettings, check_engine
+from antiphon.shared.distributed.world import NO_KV, exchanges_kv, world_size
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import EngineCounters, EngineLoad
+from antiphon.shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
+from antiphon.shared.parameters.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ def _with_rows(settings: EngineSettings, has_canary_row: bool) -> EngineSettings
 def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> Executor:
     """Returns an executor of one process or of several, with the model loaded."""
     if make_worker is None and world_size(settings.parallel) > 1:
-        from services.engine.executor.multiproc import MultiprocExecutor
+        from antiphon.services.engine.executor.multiproc import MultiprocExecutor
 
         return MultiprocExecutor.start(settings)
     return Executor((make_worker or load_model)(settings))
@@ -323,7 +323,7 @@ def load_model(settings: EngineSettings) -> ModelWorker:
     # Importing torch takes most of the start-up time; the import is here so that a service connects to the bus
     # meanwhile. A later call imports nothing, so it must not use `without_collections`, which would exclude the garbage
     # of this process from all later collections.
-    is_first = "services.engine.backends.load" not in sys.modules
+    is_first = "antiphon.services.engine.backends.load" not in sys.modules
     with without_collections() if is_first else nullcontext():
-        from services.engine.backends.load import load_worker
+        from antiphon.services.engine.backends.load import load_worker
     return load_worker(settings)

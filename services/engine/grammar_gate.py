@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from services.engine.core.request import Adapter, SequenceSpec, with_adapter
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.structures.fair_order import FairOrder
+from antiphon.services.engine.core.request import Adapter, SequenceSpec, with_adapter
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.structures.fair_order import FairOrder
 
 log = logging.getLogger(__name__)
 LOWEST_PRIORITY = 19

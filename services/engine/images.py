@@ -9,18 +9,18 @@ once.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.engine.core.plan import PlacedImage
-from shared import limits
-from shared.actors.actor import ask
-from shared.actors.background import Background
-from shared.actors.host import Host
-from shared.actors.image_parts import read_parts
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder
-from shared.errors import ServiceError
-from shared.messages import EncodeImage, ErrorReply, ImageEncoded, PromptImage, ReadEmbeddings
-from shared.request.images import num_image_tokens, plain_places
-from shared.structures.byte_cache import ByteCache
+from antiphon.services.engine.core.plan import PlacedImage
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.background import Background
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.image_parts import read_parts
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EncodeImage, ErrorReply, ImageEncoded, PromptImage, ReadEmbeddings
+from antiphon.shared.request.images import num_image_tokens, plain_places
+from antiphon.shared.structures.byte_cache import ByteCache
 
 _ENCODED = Decoder([ImageEncoded, ErrorReply])
 _GONE = ("not_found", "actor_stopped", "server_is_overloaded", "timeout")

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from services.engine.sequence_table import split
-from shared.actors.actor import tell_in_parts
-from shared.actors.host import Host
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import Message, SequenceSteps, StepEvent, StepEvents, TokenEvent, TokenEvents
+from antiphon.services.engine.sequence_table import split
+from antiphon.shared.actors.actor import tell_in_parts
+from antiphon.shared.actors.host import Host
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Message, SequenceSteps, StepEvent, StepEvents, TokenEvent, TokenEvents
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from services.engine.engine import Engine
-from services.engine.publisher import Publisher
-from shared import limits
-from shared.actors.actor import Envelope, handles
-from shared.actors.background import Background
-from shared.actors.host import Host
-from shared.messages import SelfTest, SelfTestReply
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.publisher import Publisher
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Envelope, handles
+from antiphon.shared.actors.background import Background
+from antiphon.shared.actors.host import Host
+from antiphon.shared.messages import SelfTest, SelfTestReply
 
 
 class SelfTests:

@@ -16,8 +16,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared import limits
-from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, SubmitStatus, TokenEvent, TokenLogprobs
+from antiphon.shared import limits
+from antiphon.shared.messages import (
+    PromptLogprobs,
+    SequenceMark,
+    SequenceRef,
+    Submit,
+    SubmitStatus,
+    TokenEvent,
+    TokenLogprobs,
+)
 
 GatewayKey = tuple[str, str]
 """Id and instance id of a gateway."""

@@ -6,25 +6,25 @@ import logging
 
 import msgspec
 
-from services.engine.actor import EngineActor
-from services.engine.adapter_actor import AdapterActor
-from services.engine.admission import StepLoop
-from services.engine.canary.canary import WrongResultError
-from services.engine.engine import Engine, MakeWorker
-from services.engine.images import ImageLoader
-from services.engine.self_tests import SelfTests
-from services.engine.steps.loop import Driver, StepReport
-from services.engine.steps.progress import ProgressMonitor
-from services.engine.steps.reports import ReportQueue
-from services.engine.worker.capacity.memory import return_free_heap
-from shared import limits
-from shared.actors.host import Host
-from shared.actors.presence import sleep_to_beat
-from shared.clock import Clock
-from shared.config import EngineSettings, check_engine
-from shared.messages import EngineStatus, ModelFacts, ServiceName, ServiceState
-from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
-from shared.models.model_files import DEMO_NAME, described, model_aliases, model_directory, model_name
+from antiphon.services.engine.actor import EngineActor
+from antiphon.services.engine.adapter_actor import AdapterActor
+from antiphon.services.engine.admission import StepLoop
+from antiphon.services.engine.canary.canary import WrongResultError
+from antiphon.services.engine.engine import Engine, MakeWorker
+from antiphon.services.engine.images import ImageLoader
+from antiphon.services.engine.self_tests import SelfTests
+from antiphon.services.engine.steps.loop import Driver, StepReport
+from antiphon.services.engine.steps.progress import ProgressMonitor
+from antiphon.services.engine.steps.reports import ReportQueue
+from antiphon.services.engine.worker.capacity.memory import return_free_heap
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import sleep_to_beat
+from antiphon.shared.clock import Clock
+from antiphon.shared.config import EngineSettings, check_engine
+from antiphon.shared.messages import EngineStatus, ModelFacts, ServiceName, ServiceState
+from antiphon.shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
+from antiphon.shared.models.model_files import DEMO_NAME, described, model_aliases, model_directory, model_name
 
 logger = logging.getLogger(__name__)
 JOIN_S = 5.0
@@ -148,7 +148,7 @@ class EngineService:
         if self._make_worker is not None:
             return ModelFacts()
         # Imported here because it imports torch, which takes seconds: the service connects to the bus first.
-        from services.engine.worker.loading.model_facts import model_facts
+        from antiphon.services.engine.worker.loading.model_facts import model_facts
 
         return model_facts(model_directory(self._settings), on_device=not self.engine.facts.computes_on_host)
 

@@ -6,11 +6,11 @@ Called by `engine`.
 
 from dataclasses import replace
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts
-from services.engine.core.request import SequenceSpec
-from services.engine.executor import Executor
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.shared.parameters.sampling import SamplingParams
 
 DECODE_STEPS = 2
 

@@ -9,41 +9,41 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 
-from services.gateway import apis as api_room
-from services.gateway import guests as guest_room
-from services.gateway.apis.finding import find_apis
-from services.gateway.apis.openai.service_endpoints import LoadEndpoint, ServiceEndpoints
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.call import Strictness
-from services.gateway.edge.access.guard import GuardedBackend
-from services.gateway.edge.access.quotas import Quotas
-from services.gateway.edge.access.usage import UsageLedger
-from services.gateway.edge.access.usage_metrics import UsageCollector
-from services.gateway.edge.http import errors as http_errors
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.browsers import BrowserRules
-from services.gateway.edge.http.edge import Edge
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.ops.admin.engines import EngineEndpoints
-from services.gateway.ops.admin.models import ModelEndpoints
-from services.gateway.ops.console.page import ConsolePage
-from services.gateway.ops.console.requests import RequestEndpoints
-from services.gateway.ops.console.topology import TopologyEndpoint
-from services.gateway.ops.metrics.engines import EngineCollector
-from services.gateway.ops.metrics.members import MemberCollector
-from services.gateway.ops.timeline.directory import RecordDirectory
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import Backend
-from services.gateway.path.guest import Guests
-from services.gateway.path.models.versions import VersionDirectory
-from services.gateway.path.placement.engine_controls import EngineControls
-from shared.clock import SystemClock
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.flags import json_words
-from shared.messages import Heartbeat
-from shared.version import __version__
+from antiphon.services.gateway import apis as api_room
+from antiphon.services.gateway import guests as guest_room
+from antiphon.services.gateway.apis.finding import find_apis
+from antiphon.services.gateway.apis.openai.service_endpoints import LoadEndpoint, ServiceEndpoints
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.access.call import Strictness
+from antiphon.services.gateway.edge.access.guard import GuardedBackend
+from antiphon.services.gateway.edge.access.quotas import Quotas
+from antiphon.services.gateway.edge.access.usage import UsageLedger
+from antiphon.services.gateway.edge.access.usage_metrics import UsageCollector
+from antiphon.services.gateway.edge.http import errors as http_errors
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.browsers import BrowserRules
+from antiphon.services.gateway.edge.http.edge import Edge
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.ops.admin.engines import EngineEndpoints
+from antiphon.services.gateway.ops.admin.models import ModelEndpoints
+from antiphon.services.gateway.ops.console.page import ConsolePage
+from antiphon.services.gateway.ops.console.requests import RequestEndpoints
+from antiphon.services.gateway.ops.console.topology import TopologyEndpoint
+from antiphon.services.gateway.ops.metrics.engines import EngineCollector
+from antiphon.services.gateway.ops.metrics.members import MemberCollector
+from antiphon.services.gateway.ops.timeline.directory import RecordDirectory
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import Backend
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.models.versions import VersionDirectory
+from antiphon.services.gateway.path.placement.engine_controls import EngineControls
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import json_words
+from antiphon.shared.messages import Heartbeat
+from antiphon.shared.version import __version__
 
 EXPOSED_HEADERS = (
     "x-request-id",

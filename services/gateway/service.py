@@ -3,29 +3,29 @@
 import asyncio
 import socket
 
-from services.gateway.app import create_app
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.edge.access.key_file import KeyFile
-from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.edge.access.quotas import Quotas
-from services.gateway.edge.access.usage import Receiver, UsageLedger
-from services.gateway.edge.access.usage_sinks import BusSink, sink_of
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
-from services.gateway.guests import make_guests
-from services.gateway.ops.timeline.guest import Timeline
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.guest import Lifetime
-from services.gateway.path.models.catalog import RETRY_AFTER_S
-from shared import limits
-from shared.actors.host import Host
-from shared.config import GatewaySettings
-from shared.deployment import stores
-from shared.errors import ServiceError
-from shared.messages import GatewayStatus, ServiceName
-from shared.security import tls
-from shared.settings.records import check_records
+from antiphon.services.gateway.app import create_app
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.edge.access.key_file import KeyFile
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs
+from antiphon.services.gateway.edge.access.quotas import Quotas
+from antiphon.services.gateway.edge.access.usage import Receiver, UsageLedger
+from antiphon.services.gateway.edge.access.usage_sinks import BusSink, sink_of
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
+from antiphon.services.gateway.guests import make_guests
+from antiphon.services.gateway.ops.timeline.guest import Timeline
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.guest import Lifetime
+from antiphon.services.gateway.path.models.catalog import RETRY_AFTER_S
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.deployment import stores
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import GatewayStatus, ServiceName
+from antiphon.shared.security import tls
+from antiphon.shared.settings.records import check_records
 
 
 class GatewayService:

@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import msgspec
 
-from services.tokenizer.grammar_checker import GrammarChecker
-from services.tokenizer.renderer import Renderer
-from services.tokenizer.requests import (
+from antiphon.services.tokenizer.grammar_checker import GrammarChecker
+from antiphon.services.tokenizer.renderer import Renderer
+from antiphon.services.tokenizer.requests import (
     check_model,
     check_rendered,
     check_request,
@@ -36,21 +36,21 @@ from services.tokenizer.requests import (
     prompt_name,
     tokenize,
 )
-from shared import limits
-from shared.actors.actor import Actor, Envelope, error_reply, handles
-from shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
-from shared.actors.host import Host
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
-from shared.observability import telemetry
-from shared.observability.telemetry import Names
-from shared.parameters.context import num_bytes
-from shared.subjects import TOKENIZER_QUEUE
-from shared.text.codec import Codec, EncodedPair, TextFacts
-from shared.text.special_tokens import SpecialTokens
-from shared.text.templates.score_template import ScorePrompt
-from shared.text.templates.turns import json_object, plain_messages
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, error_reply, handles
+from antiphon.shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
+from antiphon.shared.actors.host import Host
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Names
+from antiphon.shared.parameters.context import num_bytes
+from antiphon.shared.subjects import TOKENIZER_QUEUE
+from antiphon.shared.text.codec import Codec, EncodedPair, TextFacts
+from antiphon.shared.text.special_tokens import SpecialTokens
+from antiphon.shared.text.templates.score_template import ScorePrompt
+from antiphon.shared.text.templates.turns import json_object, plain_messages
 
 log = logging.getLogger(__name__)
 THREADS_MAX = 4

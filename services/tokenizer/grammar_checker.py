@@ -8,13 +8,13 @@ that a schema used by many requests is checked once.
 import asyncio
 from collections import OrderedDict
 
-from services.tokenizer.grammar_frames import GrammarJob, GrammarVerdict
-from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.grammar import SUBJECT, Grammar
+from antiphon.services.tokenizer.grammar_frames import GrammarJob, GrammarVerdict
+from antiphon.services.tokenizer.worker_process import WorkerLostError, WorkerProcess
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import SUBJECT, Grammar
 
-WORKER = "services.tokenizer.grammar_worker"
+WORKER = "antiphon.services.tokenizer.grammar_worker"
 FRAME_BYTES_MAX = 64 * 1024
 
 

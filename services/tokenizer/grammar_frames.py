@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.grammar import Grammar
 
 
 class GrammarJob(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""The process that checks grammars: `python -m services.tokenizer.grammar_worker`, started by `grammar_checker` only.
+"""The process that checks grammars: `python -m antiphon.services.tokenizer.grammar_worker`. `grammar_checker` has it.
 
 A grammar is untrusted input to a compiler, so the process limits its own memory, processor time and files. It answers
 jobs from standard input until end of file and keeps no state between them, so it can be killed at any time.
@@ -9,10 +9,10 @@ import sys
 
 import msgspec
 
-from services.tokenizer.grammar_frames import GrammarJob, GrammarVerdict
-from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
-from shared.errors import ServiceError
-from shared.text.grammars.constraint import byte_tokenizer, check_grammar
+from antiphon.services.tokenizer.grammar_frames import GrammarJob, GrammarVerdict
+from antiphon.services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.text.grammars.constraint import byte_tokenizer, check_grammar
 
 ADDRESS_SPACE_BYTES = 2 * 2**30
 """Interpreter and library map about 300 MB, most of it unused; the rest of the limit is for the compiled grammar."""

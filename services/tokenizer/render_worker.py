@@ -1,4 +1,4 @@
-"""The process that renders chat templates: `python -m services.tokenizer.render_worker`, started by `renderer` only.
+"""The process that renders chat templates: `python -m antiphon.services.tokenizer.render_worker`.
 
 A template is untrusted code, so the process limits its own memory, processor time and files, and `renderer` starts it
 without environment variables other than its module path. The process answers jobs from standard input until end of
@@ -11,9 +11,9 @@ import sys
 
 import msgspec
 
-from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
-from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
-from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
+from antiphon.services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
+from antiphon.services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
+from antiphon.shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
 
 ADDRESS_SPACE_BYTES = 768 * 2**20
 """The interpreter uses a tenth of it. The longest allowed conversation needs memory for several copies of its text."""

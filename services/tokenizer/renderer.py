@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 
-from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
-from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
+from antiphon.services.tokenizer.worker_process import WorkerLostError, WorkerProcess
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 NO_TEMPLATE = (
     "This model has no chat template. Start the server with --conv-template or --chat-template, or use /v1/completions."
 )
 NO_VARIABLES: Mapping[str, Any] = {}
-WORKER = "services.tokenizer.render_worker"
+WORKER = "antiphon.services.tokenizer.render_worker"
 FRAME_BYTES_MAX = 4 * limits.TEMPLATE_OUTPUT_CHARS_MAX + 1024
 
 

@@ -5,22 +5,22 @@ from functools import partial
 
 import msgspec
 
-from shared import limits
-from shared.blocks import chain_hashes
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.shared import limits
+from antiphon.shared.blocks import chain_hashes
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     DetokenizeReply,
     DetokenizeRequest,
     TokenizedPrompt,
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.parameters.context import check_context, check_text_size, fitted, num_bytes
-from shared.request.images import with_image_texts, with_images
-from shared.text.bad_words import bad_word_ids
-from shared.text.codec import Codec, EncodedPair
-from shared.text.templates.turns import known_ids
+from antiphon.shared.parameters.context import check_context, check_text_size, fitted, num_bytes
+from antiphon.shared.request.images import with_image_texts, with_images
+from antiphon.shared.text.bad_words import bad_word_ids
+from antiphon.shared.text.codec import Codec, EncodedPair
+from antiphon.shared.text.templates.turns import known_ids
 
 
 def check_model(model: str, served: str) -> None:

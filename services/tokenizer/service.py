@@ -4,17 +4,17 @@ import asyncio
 import contextlib
 import logging
 
-from services.tokenizer.actor import TokenizerActor
-from services.tokenizer.renderer import Renderer, WorkerPool
-from shared.actors.host import Host
-from shared.config import TokenizerSettings
-from shared.flags import SettingsError
-from shared.messages import PoolStatus, ServiceName
-from shared.models.model_files import described, located, model_name, tokenizer_directory
-from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
-from shared.text.special_tokens import SpecialTokens
-from shared.text.templates.conversation_templates import choose_template
-from shared.text.templates.template_formats import reasoning_format, tool_format
+from antiphon.services.tokenizer.actor import TokenizerActor
+from antiphon.services.tokenizer.renderer import Renderer, WorkerPool
+from antiphon.shared.actors.host import Host
+from antiphon.shared.config import TokenizerSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import PoolStatus, ServiceName
+from antiphon.shared.models.model_files import described, located, model_name, tokenizer_directory
+from antiphon.shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
+from antiphon.shared.text.special_tokens import SpecialTokens
+from antiphon.shared.text.templates.conversation_templates import choose_template
+from antiphon.shared.text.templates.template_formats import reasoning_format, tool_format
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from services.tokenizer.sandbox import LENGTH_BYTES, pack_frame
+from antiphon.services.tokenizer.sandbox import LENGTH_BYTES, pack_frame
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -14,18 +14,18 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from services.vision.encoder import EncodedImage, VisionEncoder
-from shared import limits
-from shared.actors.actor import Actor, Envelope, error_reply, handles
-from shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
-from shared.actors.host import Host
-from shared.actors.image_parts import part_of, read_parts
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import EncodeImage, ImageEncoded, ImageFile, ImagePart, ReadEmbeddings, ReadImage
-from shared.structures.byte_cache import ByteCache
-from shared.subjects import VISION_QUEUE
+from antiphon.services.vision.encoder import EncodedImage, VisionEncoder
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, error_reply, handles
+from antiphon.shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.image_parts import part_of, read_parts
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EncodeImage, ImageEncoded, ImageFile, ImagePart, ReadEmbeddings, ReadImage
+from antiphon.shared.structures.byte_cache import ByteCache
+from antiphon.shared.subjects import VISION_QUEUE
 
 log = logging.getLogger(__name__)
 WAITING_MAX = 16 * limits.VISION_JOBS_MAX

@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
-from services.vision.families import family_of
-from services.vision.families.family import ImageFamily
-from services.vision.images import open_image
-from shared.codec import TOKEN_BYTES, pack_ids
-from shared.flags import SettingsError
-from shared.models.image_models import processor_fields
+from antiphon.services.vision.families import family_of
+from antiphon.services.vision.families.family import ImageFamily
+from antiphon.services.vision.images import open_image
+from antiphon.shared.codec import TOKEN_BYTES, pack_ids
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.image_models import processor_fields
 
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from services.vision.encoder import encoder_dtype, processor_arguments, wrong_arguments
-from services.vision.families import family_of
-from services.vision.families.family import ImageFamily
-from shared import limits
-from shared.flags import SettingsError
-from shared.models.image_models import check_takes_images, read_model_fields
+from antiphon.services.vision.encoder import encoder_dtype, processor_arguments, wrong_arguments
+from antiphon.services.vision.families import family_of
+from antiphon.services.vision.families.family import ImageFamily
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.image_models import check_takes_images, read_model_fields
 
 _COLOURS = 3
 _READING_BYTES, _KEPT_BYTES = 15, 4

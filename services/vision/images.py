@@ -9,8 +9,8 @@ import io
 
 from PIL import Image, ImageOps
 
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 ASPECT_MAX = 200

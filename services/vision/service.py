@@ -2,13 +2,13 @@
 
 import asyncio
 
-from services.vision.actor import VisionActor
-from services.vision.encoder import VisionEncoder, load_encoder
-from shared.actors.host import Host
-from shared.config import VisionSettings
-from shared.messages import ServiceName, VisionStatus
-from shared.models.image_models import check_image_files, processor_kwargs
-from shared.models.model_files import located, model_directory, model_name
+from antiphon.services.vision.actor import VisionActor
+from antiphon.services.vision.encoder import VisionEncoder, load_encoder
+from antiphon.shared.actors.host import Host
+from antiphon.shared.config import VisionSettings
+from antiphon.shared.messages import ServiceName, VisionStatus
+from antiphon.shared.models.image_models import check_image_files, processor_kwargs
+from antiphon.shared.models.model_files import located, model_directory, model_name
 
 
 class VisionService:

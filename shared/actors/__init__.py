@@ -13,5 +13,5 @@
 | `fair_work`   | work that clients wait for: they take turns, and none fills the queue     |
 | `image_parts` | reads images and embeddings part by part from the process that has them   |
 
-Actors send over the interface `shared.bus.transport`. Only `service` makes a connection to NATS.
+Actors send over the interface `antiphon.shared.bus.transport`. Only `service` makes a connection to NATS.
 """

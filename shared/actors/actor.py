@@ -29,11 +29,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from shared import codec, limits
-from shared.bus.transport import Delivery, Headers, Subscription, Transport
-from shared.errors import ServiceError
-from shared.messages import ErrorReply, Message
-from shared.observability.rare_logs import RareLog
+from antiphon.shared import codec, limits
+from antiphon.shared.bus.transport import Delivery, Headers, Subscription, Transport
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ErrorReply, Message
+from antiphon.shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -303,7 +303,7 @@ def error_reply(error: ServiceError) -> ErrorReply:
 
 def raise_error_reply(reply: ErrorReply) -> NoReturn:
     """Raises the ServiceError that a reply describes. An unknown code (of a newer peer) becomes `internal_error`."""
-    from shared.errors import CODES
+    from antiphon.shared.errors import CODES
 
     code = reply.code if reply.code in CODES else "internal_error"
     raise ServiceError(code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s)

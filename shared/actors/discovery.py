@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.bus.transport import Delivery, Subscription, Transport
-from shared.errors import ServiceError
+from antiphon.shared.bus.transport import Delivery, Subscription, Transport
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 PREFIX = "$SRV"

@@ -10,9 +10,9 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from shared.errors import ServiceError
-from shared.security.api_keys import ANONYMOUS
-from shared.structures.fair_order import FairOrder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.api_keys import ANONYMOUS
+from antiphon.shared.structures.fair_order import FairOrder
 
 RETRY_AFTER_S = 1.0
 

@@ -1,8 +1,8 @@
 """Heartbeats that an actor has received: whether they are what they seem to be."""
 
-from shared.actors.actor import Actor, Envelope
-from shared.messages import Heartbeat
-from shared.subjects import Subjects, check_id
+from antiphon.shared.actors.actor import Actor, Envelope
+from antiphon.shared.messages import Heartbeat
+from antiphon.shared.subjects import Subjects, check_id
 
 
 def heard_on(actor: Actor, envelope: Envelope[Heartbeat], subjects: Subjects) -> Heartbeat | None:

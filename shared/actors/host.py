@@ -1,15 +1,15 @@
 """The interface between a process and its service: `Host` is passed to the service, `Service` is called by the process.
 
-`shared.actors.service.run_service` runs a service as a process on NATS; the simulation runs services on the in-process
-bus instead.
+`antiphon.shared.actors.service.run_service` runs a service as a process on NATS; the simulation runs services on the
+in-process bus instead.
 """
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from shared.bus.transport import Transport
-from shared.clock import Clock
-from shared.messages import (
+from antiphon.shared.bus.transport import Transport
+from antiphon.shared.clock import Clock
+from antiphon.shared.messages import (
     EngineStatus,
     GatewayStatus,
     PoolStatus,
@@ -18,7 +18,7 @@ from shared.messages import (
     StreamStatus,
     VisionStatus,
 )
-from shared.subjects import Subjects
+from antiphon.shared.subjects import Subjects
 
 Status = EngineStatus | StreamStatus | PoolStatus | GatewayStatus | VisionStatus
 

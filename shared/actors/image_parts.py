@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-from shared import limits
-from shared.actors.actor import ask
-from shared.bus.transport import Transport
-from shared.codec import Decoder
-from shared.errors import ServiceError
-from shared.messages import ErrorReply, ImagePart, Message
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.bus.transport import Transport
+from antiphon.shared.codec import Decoder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ErrorReply, ImagePart, Message
 
 _PART = Decoder([ImagePart, ErrorReply])
 

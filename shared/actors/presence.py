@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from shared import codec, limits
-from shared.actors.host import Host, SelfReporting, Service
-from shared.bus.transport import Transport
-from shared.errors import ServiceError
-from shared.messages import Heartbeat, ServiceName, ServiceState
+from antiphon.shared import codec, limits
+from antiphon.shared.actors.host import Host, SelfReporting, Service
+from antiphon.shared.bus.transport import Transport
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Heartbeat, ServiceName, ServiceState
 
 log = logging.getLogger(__name__)
 REPLACED_INSTANCES_MAX = 16

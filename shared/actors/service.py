@@ -26,24 +26,24 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from shared import limits
-from shared.actors.descriptors import raise_limit
-from shared.actors.discovery import Discovery, Endpoint, Identity
-from shared.actors.host import Host, Service, Status
-from shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of, interval_of
-from shared.bus.credentials import server_urls
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import Transport
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.flags import SettingsError, add_flags, normalise, parse
-from shared.observability import telemetry
-from shared.observability.logs import configure_logging
-from shared.security import tls
-from shared.settings.bus import BusSettings
-from shared.settings.other_options import take
-from shared.subjects import TOKENIZER_QUEUE, VISION_QUEUE, Subjects, check_id, new_instance_id
-from shared.version import __version__
+from antiphon.shared import limits
+from antiphon.shared.actors.descriptors import raise_limit
+from antiphon.shared.actors.discovery import Discovery, Endpoint, Identity
+from antiphon.shared.actors.host import Host, Service, Status
+from antiphon.shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of, interval_of
+from antiphon.shared.bus.credentials import server_urls
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import Transport
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError, add_flags, normalise, parse
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.logs import configure_logging
+from antiphon.shared.security import tls
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.settings.other_options import take
+from antiphon.shared.subjects import TOKENIZER_QUEUE, VISION_QUEUE, Subjects, check_id, new_instance_id
+from antiphon.shared.version import __version__
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
@@ -283,7 +283,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _settings(settings_type: type[S], name: str, argv: Sequence[str]) -> S:
-    parser = _Parser(prog=f"python -m services.{name}", allow_abbrev=False)
+    parser = _Parser(prog=f"python -m antiphon.services.{name}", allow_abbrev=False)
     add_flags(parser, settings_type)
     settings = parse(settings_type, parser.parse_args(argv))
     return dataclasses.replace(settings, service_id=_member_id(settings, name))

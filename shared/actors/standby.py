@@ -1,4 +1,4 @@
-"""A process that waits to become a service: `python -m shared.actors.standby MODULES SERVICE ARGUMENT…`.
+"""A process that waits to become a service: `python -m antiphon.shared.actors.standby MODULES SERVICE ARGUMENT…`.
 
 Most of the time that a service takes to start is the time to import its modules. A standby imports `MODULES` (names
 separated by commas) in advance and then waits for a line on its standard input. It then runs the package `SERVICE` with
@@ -14,9 +14,9 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from shared.actors.imports import without_collections
+from antiphon.shared.actors.imports import without_collections
 
-MODULE = "shared.actors.standby"
+MODULE = "antiphon.shared.actors.standby"
 STANDBY, ACTIVE = "standby", "antiphon"
 """Names of the process in the kernel while it waits, and afterwards; at most 15 characters."""
 _PR_SET_NAME = 15

@@ -12,5 +12,6 @@
 | `nats_durable_log` | the log on JetStream                                                        |
 | `nats_key_value`   | the store on JetStream                                                      |
 
-Messages and their encoding are in `shared.messages` and `shared.codec`, subjects in `shared.subjects`. No actors here.
+Messages and their encoding are in `shared/messages` and `shared/codec.py`, subjects in `shared/subjects.py`. No actors
+here.
 """

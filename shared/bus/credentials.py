@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ class DurableLog(Protocol):
     """A log of messages. All methods raise LogUnavailableError."""
 
     async def open(self) -> None:
-        """Returns when the log exists, which others make (`shared.deployment.store_keeper`). The rest waits too."""
+        """Returns when the log exists, which others make (`shared/deployment/store_keeper.py`). The rest waits too."""
         ...
 
     async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:

@@ -31,16 +31,16 @@ from nats import errors
 from nats.aio.client import Server
 from nats.aio.subscription import Subscription as ClientSubscription
 
-from shared import limits
-from shared.bus.credentials import read_credentials, without_credentials
-from shared.bus.durable_log import DurableLog, LogConfig
-from shared.bus.key_value import BucketConfig, KeyValueStore
-from shared.bus.nats_client import NatsClient, StoredMessageError
-from shared.bus.nats_durable_log import NatsDurableLog
-from shared.bus.nats_key_value import NatsKeyValueStore
-from shared.bus.nats_stores import StoreConfig, make_stream
-from shared.bus.own_bus import OwnBus, own_bus
-from shared.bus.transport import (
+from antiphon.shared import limits
+from antiphon.shared.bus.credentials import read_credentials, without_credentials
+from antiphon.shared.bus.durable_log import DurableLog, LogConfig
+from antiphon.shared.bus.key_value import BucketConfig, KeyValueStore
+from antiphon.shared.bus.nats_client import NatsClient, StoredMessageError
+from antiphon.shared.bus.nats_durable_log import NatsDurableLog
+from antiphon.shared.bus.nats_key_value import NatsKeyValueStore
+from antiphon.shared.bus.nats_stores import StoreConfig, make_stream
+from antiphon.shared.bus.own_bus import OwnBus, own_bus
+from antiphon.shared.bus.transport import (
     Delivery,
     Headers,
     NoRespondersError,
@@ -50,8 +50,8 @@ from shared.bus.transport import (
     Traffic,
     too_large,
 )
-from shared.errors import ServiceError
-from shared.flags import SettingsError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 

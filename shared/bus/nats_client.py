@@ -27,8 +27,8 @@ from nats.aio.subscription import Subscription
 from nats.js.api import Header
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
-from shared.bus.nats_tcp import BufferedTransport
-from shared.bus.own_bus import OwnBus
+from antiphon.shared.bus.nats_tcp import BufferedTransport
+from antiphon.shared.bus.own_bus import OwnBus
 
 FLUSH_TIMEOUT_S = 2
 ROUND_TRIP_ABANDONED_S = 30

@@ -10,9 +10,9 @@ from nats import errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
-from shared import limits
-from shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
-from shared.bus.nats_stores import existing
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
+from antiphon.shared.bus.nats_stores import existing
 
 log = logging.getLogger(__name__)
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"

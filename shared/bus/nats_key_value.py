@@ -9,8 +9,8 @@ from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from shared.bus.key_value import Entry, StoreUnavailableError
-from shared.bus.nats_stores import existing
+from antiphon.shared.bus.key_value import Entry, StoreUnavailableError
+from antiphon.shared.bus.nats_stores import existing
 
 
 class NatsKeyValueStore:

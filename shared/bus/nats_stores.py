@@ -1,7 +1,7 @@
 """Makes the streams of JetStream that hold the logs and stores, and looks for them. Used by `nats` and its stores.
 
 Whoever may configure a stream decides which subjects it captures and where it sends them, so only one user may
-(`shared.security.bus_permissions`). All others wait for the streams that they use.
+(`antiphon.shared.security.bus_permissions`). All others wait for the streams that they use.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import TypeVar
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
-from shared.bus.durable_log import LogConfig
-from shared.bus.key_value import BucketConfig
+from antiphon.shared.bus.durable_log import LogConfig
+from antiphon.shared.bus.key_value import BucketConfig
 
 T = TypeVar("T")
 StoreConfig = LogConfig | BucketConfig

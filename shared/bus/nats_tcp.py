@@ -1,4 +1,4 @@
-"""The TCP connection of nats-py, with and without TLS, which receives into one buffer (`shared.receiving`).
+"""The TCP connection of nats-py, with and without TLS, which receives into one buffer (`antiphon.shared.receiving`).
 
 Made by `nats_client` for each connection to a server.
 """
@@ -10,7 +10,7 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import TcpTransport
 
-from shared.receiving import ReceivesIntoOneBuffer
+from antiphon.shared.receiving import ReceivesIntoOneBuffer
 
 Take = Callable[[memoryview, bool], int]
 """Processes some of the received bytes, and returns how many. The second argument says whether the stream is empty."""

@@ -14,7 +14,7 @@ from urllib.parse import ParseResult, unquote, urlparse
 
 from nats import errors
 
-from shared.security.socket_users import Address, user_name, user_of_end
+from antiphon.shared.security.socket_users import Address, user_name, user_of_end
 
 
 class ForeignServerError(errors.Error):

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from shared.bus.durable_log import DurableLog, LogConfig
-from shared.bus.key_value import BucketConfig, KeyValueStore
-from shared.errors import ServiceError
+from antiphon.shared.bus.durable_log import DurableLog, LogConfig
+from antiphon.shared.bus.key_value import BucketConfig, KeyValueStore
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 Headers = Mapping[str, str]

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared import limits
-from shared.actors.host import Host
-from shared.bus.key_value import KeyValueStore, StoreUnavailableError
-from shared.deployment import stores
-from shared.errors import ServiceError
-from shared.subjects import model_token
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.key_value import KeyValueStore, StoreUnavailableError
+from antiphon.shared.deployment import stores
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.subjects import model_token
 
 _TRIES_MAX = 20
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from shared import limits
-from shared.actors.host import Host
-from shared.bus.key_value import KeyValueStore
-from shared.deployment import stores
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.key_value import KeyValueStore
+from antiphon.shared.deployment import stores
 
 VERSIONS_MAX = 16
 """Maximum number of listed versions of a model; the oldest ended versions are dropped."""

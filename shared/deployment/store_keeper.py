@@ -1,8 +1,8 @@
 """Makes the logs and stores of a deployment, and makes them again when a bus that kept them in memory was restarted.
 
-It is the only part of a deployment that may (`shared.security.bus_permissions`, role `setup`). `antiphon serve` has it
-in its launcher. Where each service is started separately it is a process of its own, `antiphon service setup`. Without
-it services work, but wait for the stores that do not exist yet.
+It is the only part of a deployment that may (`antiphon.shared.security.bus_permissions`, role `setup`). `antiphon
+serve` has it in its launcher. Where each service is started separately it is a process of its own, `antiphon service
+setup`. Without it services work, but wait for the stores that do not exist yet.
 """
 
 import argparse
@@ -16,18 +16,18 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from shared import limits
-from shared.bus.credentials import server_urls
-from shared.bus.durable_log import LogConfig, Storage
-from shared.bus.key_value import BucketConfig
-from shared.bus.nats import NatsTransport
-from shared.deployment.stores import stores
-from shared.errors import ServiceError
-from shared.flags import SettingsError, add_flags, normalise, parse
-from shared.observability.logs import configure_logging
-from shared.security import tls
-from shared.settings.records import KeeperSettings
-from shared.subjects import Subjects, safe_token
+from antiphon.shared import limits
+from antiphon.shared.bus.credentials import server_urls
+from antiphon.shared.bus.durable_log import LogConfig, Storage
+from antiphon.shared.bus.key_value import BucketConfig
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.deployment.stores import stores
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError, add_flags, normalise, parse
+from antiphon.shared.observability.logs import configure_logging
+from antiphon.shared.security import tls
+from antiphon.shared.settings.records import KeeperSettings
+from antiphon.shared.subjects import Subjects, safe_token
 
 log = logging.getLogger(__name__)
 

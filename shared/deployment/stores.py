@@ -1,9 +1,9 @@
 """The logs and stores that a deployment keeps on the bus, and how large they may be. `store_keeper` makes them."""
 
-from shared import limits
-from shared.bus.durable_log import LogConfig, Storage
-from shared.bus.key_value import BucketConfig
-from shared.subjects import Subjects, bucket_name
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogConfig, Storage
+from antiphon.shared.bus.key_value import BucketConfig
+from antiphon.shared.subjects import Subjects, bucket_name
 
 DESIRED_STATE_TTL_S = 365 * 24 * 3600.0
 """TTL of desired states (adapters, versions of models), seconds. Whoever set one writes it again if it is lost."""

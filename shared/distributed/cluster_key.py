@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 KEY_BYTES_MIN = 16
 

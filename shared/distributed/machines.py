@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.flags import SettingsError
-from shared.settings.parallel import ParallelSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.parallel import ParallelSettings
 
 _SIOCGIFCONF, _ROOM = 0x8912, 64 * 1024
 _IFREQ = struct.Struct("16s16s8x")

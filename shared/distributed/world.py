@@ -1,7 +1,7 @@
 """Checks the settings of models that run on several devices or machines, and explains invalid combinations.
 
 An engine computes a model on one device, or with several processes on as many devices, of one machine or of several
-(`services/engine/executor`). Called through `shared.config.check_engine`, by the launcher and by the offline API.
+(`services/engine/executor`). Called through `check_engine` (`shared/config.py`), by the launcher and the offline API.
 """
 
 import importlib.util
@@ -9,10 +9,10 @@ import ipaddress
 import os
 from collections.abc import Callable, Mapping
 
-from shared.distributed.cluster_key import read_key
-from shared.distributed.machines import addresses
-from shared.flags import SettingsError
-from shared.settings.parallel import ParallelSettings
+from antiphon.shared.distributed.cluster_key import read_key
+from antiphon.shared.distributed.machines import addresses
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.parallel import ParallelSettings
 
 AGAIN = 75
 """Exit code of a rank on another machine when its engine has ended. The rank should be restarted; it then waits for the

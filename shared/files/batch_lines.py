@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from shared.files import limits as file_limits
+from antiphon.shared.files import limits as file_limits
 
 T = TypeVar("T")
 RETRIED = frozenset({429, 503})

@@ -1,6 +1,6 @@
-"""The limits of uploaded files and batches, each with its unit and its reason. Other limits are in `shared.limits`."""
+"""The limits of uploaded files and batches, each with its unit and its reason. Others are in `shared/limits.py`."""
 
-from shared.limits import BODY_BYTES_MAX
+from antiphon.shared.limits import BODY_BYTES_MAX
 
 # --- files and batches ---
 FILE_BYTES_MAX = 200 * 2**20

@@ -3,9 +3,9 @@
 There is one file for each service, one for heartbeats (`presence`), one for adapters, one for versions of models, and
 one for types that several messages use (`base`). Import messages from this package.
 
-A message is a frozen struct that `shared.codec` encodes as one msgpack array whose first item is the name of the type.
-New fields are appended, with a default, so that an older reader skips them. The major version is part of the subject
-(`shared.subjects`). Token lists of unbounded length are `bytes`: little-endian u32 (`codec.pack_ids`).
+A message is a frozen struct that `antiphon.shared.codec` encodes as one msgpack array whose first item is the name of
+the type. New fields are appended, with a default, so that an older reader skips them. The major version is part of the
+subject (`antiphon.shared.subjects`). Token lists of unbounded length are `bytes`: little-endian u32 (`codec.pack_ids`).
 
 The name of a command is a verb (`Submit`), the name of a fact is a noun (`TokenEvents`). `sequence_id` names one
 sequence: a request with `n` choices or several prompts has several sequences, each with its own id. `attempt` is a
@@ -16,9 +16,18 @@ that serves its request; a member is a running service process (id and instance 
 # ruff: noqa: F401 - others import the messages from here
 # pyright: reportUnusedImport=false
 
-from shared.messages.adapters import AdapterLoaded, AdaptersChanged, LoadAdapter
-from shared.messages.base import Ack, ErrorReply, FinishReason, Message, Part, SequenceRef, ServiceName, ServiceState
-from shared.messages.detokenizer import (
+from antiphon.shared.messages.adapters import AdapterLoaded, AdaptersChanged, LoadAdapter
+from antiphon.shared.messages.base import (
+    Ack,
+    ErrorReply,
+    FinishReason,
+    Message,
+    Part,
+    SequenceRef,
+    ServiceName,
+    ServiceState,
+)
+from antiphon.shared.messages.detokenizer import (
     CloseStream,
     OpenBatch,
     OpenBatchReply,
@@ -29,7 +38,7 @@ from shared.messages.detokenizer import (
     TextEvents,
     TokenText,
 )
-from shared.messages.engine import (
+from antiphon.shared.messages.engine import (
     Cancel,
     Done,
     KvSource,
@@ -55,8 +64,8 @@ from shared.messages.engine import (
     TopLogprob,
     Withdraw,
 )
-from shared.messages.engine_counters import EngineCounters, EngineLoad, Metric
-from shared.messages.gateway import (
+from antiphon.shared.messages.engine_counters import EngineCounters, EngineLoad, Metric
+from antiphon.shared.messages.gateway import (
     OwnershipQuery,
     OwnershipReply,
     RecordList,
@@ -69,7 +78,7 @@ from shared.messages.gateway import (
     UsageOutcome,
     UsageRecord,
 )
-from shared.messages.presence import (
+from antiphon.shared.messages.presence import (
     EngineHistograms,
     EngineStatus,
     GatewayStatus,
@@ -81,7 +90,7 @@ from shared.messages.presence import (
     StreamStatus,
     VisionStatus,
 )
-from shared.messages.tokenizer import (
+from antiphon.shared.messages.tokenizer import (
     ChatMessage,
     DetokenizeReply,
     DetokenizeRequest,
@@ -89,8 +98,8 @@ from shared.messages.tokenizer import (
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.messages.versions import ChangeModel, ModelsChanged
-from shared.messages.vision import (
+from antiphon.shared.messages.versions import ChangeModel, ModelsChanged
+from antiphon.shared.messages.vision import (
     EncodeImage,
     ImageEncoded,
     ImageFile,

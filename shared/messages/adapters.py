@@ -1,6 +1,6 @@
-"""Messages about LoRA adapters, between gateways and engines. See the package and `shared.deployment.adapter_state`."""
+"""Messages about LoRA adapters, between gateways and engines. See also `shared/deployment/adapter_state.py`."""
 
-from shared.messages.base import Message
+from antiphon.shared.messages.base import Message
 
 
 class LoadAdapter(Message, frozen=True, array_like=True, tag=True):

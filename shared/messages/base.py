@@ -22,7 +22,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ErrorReply(Message, frozen=True, array_like=True, tag=True):
-    """The reply to a request that failed. `code` is a key of `shared.errors.CODES`; `message` is for the user."""
+    """The reply to a request that failed. `code` is one of `errors.CODES`; `message` is for the user."""
 
     code: str
     message: str

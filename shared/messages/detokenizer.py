@@ -1,6 +1,6 @@
 """Messages to a detokenizer (streams to open and close) and from a detokenizer (text). See the package."""
 
-from shared.messages.base import FinishReason, Message, Part
+from antiphon.shared.messages.base import FinishReason, Message, Part
 
 
 class OpenStream(Message, frozen=True, array_like=True, tag=True, kw_only=True):

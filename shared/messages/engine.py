@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from shared.messages.base import FinishReason, Message, Part, SequenceRef
-from shared.messages.vision import PromptImage
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.shared.messages.base import FinishReason, Message, Part, SequenceRef
+from antiphon.shared.messages.vision import PromptImage
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

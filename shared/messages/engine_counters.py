@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from shared.messages.base import Part
+from antiphon.shared.messages.base import Part
 
 
 @dataclass(frozen=True, slots=True)

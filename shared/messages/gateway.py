@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from shared.messages.base import Message, SequenceRef
+from antiphon.shared.messages.base import Message, SequenceRef
 
 
 class OwnershipQuery(Message, frozen=True, array_like=True, tag=True, kw_only=True):
@@ -63,7 +63,7 @@ class UsageRecord(Message, frozen=True, array_like=True, tag=True, kw_only=True)
     outcome: UsageOutcome
     """`cancelled`: the client has disconnected."""
     error_code: str = ""
-    """Code of `shared.errors` if the request has failed."""
+    """Code of `antiphon.shared.errors` if the request has failed."""
     finish_reasons: tuple[str, ...] = ()
     """Finish reasons of the ended sequences, in the order in which they ended."""
     prompt_tokens: int = 0
@@ -99,7 +99,7 @@ class RecordListQuery(Message, frozen=True, array_like=True, tag=True, kw_only=T
     """Words in lower case that a request's fields must all contain."""
     order: RecordOrder = "newest"
     slow: bool = False
-    """Whether only slow requests are wanted (`services.gateway.ops.timeline.slowness`)."""
+    """Whether only slow requests are wanted (`antiphon.services.gateway.ops.timeline.slowness`)."""
     during: tuple[float, float] | None = None
     """Unix times: only requests that were in progress at some time between them."""
 

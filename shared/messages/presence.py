@@ -6,8 +6,8 @@ between the two services that hold them (`ProgressQuery`, `OwnershipQuery`).
 
 import msgspec
 
-from shared.messages.base import Message, Part, ServiceName, ServiceState
-from shared.messages.engine_counters import EngineCounters, EngineLoad
+from antiphon.shared.messages.base import Message, Part, ServiceName, ServiceState
+from antiphon.shared.messages.engine_counters import EngineCounters, EngineLoad
 
 
 class HistogramCounts(Part, frozen=True, array_like=True):
@@ -77,14 +77,14 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     kv_address: str = ""
     """`host:port` at which a prefill engine's KV can be fetched; empty for other engines."""
     adapters_revision: int = -1
-    """Revision of the desired state of the adapters that the engine follows (`shared.deployment.adapter_state`);
+    """Revision of the desired state of the adapters that the engine follows (`shared/deployment/adapter_state.py`);
     0: there is none, -1: the engine serves no adapters."""
     takes_images: bool = False
     """Whether prompts may contain images."""
     content: str = ""
     """Hash of the weights, their quantization and the compute data type. Only engines with equal hashes exchange KV."""
     golden_digest: str = ""
-    """Hash of the result of the engine's canary, a test sequence that clients do not see (`services.engine.canary`). It
+    """Hash of the result of the engine's canary, a test sequence that clients do not see (`services/engine/canary`). It
     is equal for engines with equal weights and `configuration`. Empty: the engine does not test itself.
     """
     canary_runs: int = 0
@@ -126,7 +126,7 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """Served name of the model whose prompts the tokenizer converts."""
     tool_format: str = ""
     """Name of the model's tool-call format, recognised from its chat template; empty: unknown. See
-    `shared.text.templates.template_formats`.
+    `antiphon.shared.text.templates.template_formats`.
     """
     reasoning_format: str = ""
     """Name of the model's reasoning format, recognised in the same way; empty: unknown."""

@@ -1,8 +1,8 @@
 """Messages to and from the tokenizers of a model. See the package."""
 
-from shared.messages.base import Message, Part
-from shared.messages.vision import ImageTokens
-from shared.parameters.grammar import Grammar
+from antiphon.shared.messages.base import Message, Part
+from antiphon.shared.messages.vision import ImageTokens
+from antiphon.shared.parameters.grammar import Grammar
 
 
 class ChatMessage(Part, frozen=True, array_like=True, kw_only=True):
@@ -74,7 +74,7 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True, kw_only=T
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True, kw_only=True):
-    """A prompt as token ids. `block_hashes` has a chained hash of `shared.blocks.HASH_BYTES` for each full KV block."""
+    """A prompt as token ids. `block_hashes` has a chained hash of `blocks.HASH_BYTES` for each full KV block."""
 
     token_ids: bytes
     block_hashes: bytes = b""

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from shared.messages.base import Message
+from antiphon.shared.messages.base import Message
 
 
 class ChangeModel(Message, frozen=True, array_like=True, tag=True):
@@ -22,7 +22,7 @@ class ChangeModel(Message, frozen=True, array_like=True, tag=True):
 class ModelsChanged(Message, frozen=True, array_like=True, tag=True):
     """The current versions of models. Sent to all gateways.
 
-    `states`: an encoded `shared.deployment.model_versions.ModelStates`.
+    `states`: an encoded `antiphon.shared.deployment.model_versions.ModelStates`.
     """
 
     states: bytes

@@ -5,7 +5,7 @@ the gateway if it does not have the image's embeddings; an engine reads the embe
 embeddings are read in parts, so that each fits into a bus message.
 """
 
-from shared.messages.base import Message, Part
+from antiphon.shared.messages.base import Message, Part
 
 
 class ImageFile(Part, frozen=True, array_like=True):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from shared import limits
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.models.adapter_config import (
+from antiphon.shared import limits
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.adapter_config import (
     adapter_directory,
     check_rank,
     check_tokens,
@@ -21,7 +21,7 @@ from shared.models.adapter_config import (
     read_prompt_config,
     unusable,
 )
-from shared.models.model_files import model_aliases, model_name
+from antiphon.shared.models.model_files import model_aliases, model_name
 
 E = TypeVar("E", bound=EngineSettings)
 DEFAULT_MAX_LORAS = 8

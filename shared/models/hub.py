@@ -2,8 +2,8 @@
 
 The huggingface_hub library determines the cache directory, the hub and the token, from its own variables (HF_HOME,
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE). The contents of a directory are not checked here. Called by
-`shared.models.model_files`. The library is imported only when a name is looked up: a model in a directory does not need
-it.
+`antiphon.shared.models.model_files`. The library is imported only when a name is looked up: a model in a directory does
+not need it.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")

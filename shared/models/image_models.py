@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from shared import limits
-from shared.flags import SettingsError
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
 
 MODEL_TYPES = (
     "qwen2_vl",

@@ -5,7 +5,7 @@ The setting `--model` is a directory, a GGUF file or a name on the Hugging Face 
 change. A service that is started alone looks its model up itself.
 
 A GGUF file, alone or in a directory without other weights, becomes a model directory in the user's cache
-(`shared.models.gguf_model`).
+(`antiphon.shared.models.gguf_model`).
 
 A model's directory may have a file `ti_model_config.json` with the model's name and the name of its conversation
 template. `described` uses these values where the settings have none.
@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from shared.config import ModelSettings
-from shared.flags import SettingsError
-from shared.models import hub
-from shared.models.overrides import with_overrides
-from shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models import hub
+from antiphon.shared.models.overrides import with_overrides
+from antiphon.shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME
 
 M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
@@ -35,7 +35,7 @@ def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
     """Returns the model's directory, downloaded if needed. Raises SettingsError if the model is not found.
 
     Without `weights`, only files other than the weights are downloaded. With `--hf-overrides` the directory is one
-    whose config.json has these values (`shared.models.overrides`).
+    whose config.json has these values (`antiphon.shared.models.overrides`).
     """
     return with_overrides(_own_directory(settings, weights=weights), settings.hf_overrides)
 
@@ -153,7 +153,7 @@ def _with_files(directory: Path, flag: str, tokenizer: bool) -> Path:
     if not any(directory.glob(f"*{_GGUF}")):
         return directory
     # Imported here because the package gguf and numpy are needed for such files only.
-    from shared.models.gguf_model.directory import gguf_file, model_of_file
+    from antiphon.shared.models.gguf_model.directory import gguf_file, model_of_file
 
     file = gguf_file(directory)
     return directory if file is None else model_of_file(file, flag, tokenizer=tokenizer, beside=directory)
@@ -162,7 +162,7 @@ def _with_files(directory: Path, flag: str, tokenizer: bool) -> Path:
 def _of_file(path: Path, flag: str, tokenizer: bool) -> Path:
     if path.suffix != _GGUF:
         raise SettingsError(f"{flag}: {path} is a file; give the path of a directory, or of a file *{_GGUF}")
-    from shared.models.gguf_model.directory import model_of_file
+    from antiphon.shared.models.gguf_model.directory import model_of_file
 
     return model_of_file(path, flag, tokenizer=tokenizer)
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from shared.cache_dirs import made_whole, models_cache
-from shared.flags import SettingsError
-from shared.settings.allowed_values import HF_OVERRIDES, overrides_of
+from antiphon.shared.cache_dirs import made_whole, models_cache
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.allowed_values import HF_OVERRIDES, overrides_of
 
 _CACHE, _CONFIG = "~/.cache/antiphon/overrides", "config.json"
 _KEPT = 64

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from shared.messages import HistogramCounts
+from antiphon.shared.messages import HistogramCounts
 
 REQUEST_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 """Upper bounds for times of requests, as in vLLM."""

@@ -28,4 +28,6 @@ def configure_logging(level: str, member_id: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(member_id))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("nats").setLevel(logging.ERROR)  # `shared.bus.nats` logs the same failures with their reasons
+    logging.getLogger("nats").setLevel(
+        logging.ERROR
+    )  # `antiphon.shared.bus.nats` logs the same failures with their reasons

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from shared import limits
+from antiphon.shared import limits
 
 _OTHERS = "others"
 """The kind of all kinds beyond `limits.LOG_KINDS_MAX`."""

@@ -7,7 +7,7 @@ import array
 import struct
 import sys
 
-from shared.codec import DecodeError
+from antiphon.shared.codec import DecodeError
 
 STEP_COLUMNS = 10
 """Numbers in a row, for one sequence in one step: number of the step; microseconds from the sequence's arrival at the

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.version import __version__
+from antiphon.shared.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as SdkSpan

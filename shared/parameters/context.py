@@ -2,14 +2,14 @@
 
 `fitted` is called by the tokenizer for prompts given as text, by the gateway for prompts given as token ids, and by the
 offline API for both. Texts that are far too long are refused by their size, before anything is encoded: see
-`shared.limits.TEXT_BYTES_PER_TOKEN`.
+`antiphon.shared.limits.TEXT_BYTES_PER_TOKEN`.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 S = TypeVar("S", bound=Sequence[int])
 AS_MANY_AS_FIT = -1

@@ -1,7 +1,8 @@
 """The grammar that a sequence's output must follow, in the form of bus messages: its kind and its text.
 
-The request library (`shared.request.structured`) makes grammars from request fields. `shared.text.grammars.constraint`
-compiles them; tokenizers check them before a request is accepted, and engines apply them.
+The request library (`shared/request/structured.py`) makes grammars from request fields.
+`shared/text/grammars/constraint.py` compiles them; tokenizers check them before a request is accepted, and engines
+apply them.
 """
 
 import re
@@ -9,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from shared import limits
+from antiphon.shared import limits
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "tagged_text"]
 SUBJECT = "The grammar or schema"
@@ -29,15 +30,14 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     | `grammar`        | a context-free grammar in Lark's or GBNF's notation                                   |
     | `structural_tag` | `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text in which each |
     |                  | trigger begins a tag whose content follows the schema                                 |
-    | `tagged_text`    | a `shared.parameters.tagged_text.TaggedText` as JSON: tags whose content need not be JSON
-    |
+    | `tagged_text`    | a `tagged_text.TaggedText` as JSON: tags whose content need not be JSON             |
     """
 
     kind: GrammarKind
     text: str = ""
     whitespace: str = ""
     """Regular expression of the whitespace between JSON tokens; empty: the default of
-    `shared.text.grammars.constraint`."""
+    `antiphon.shared.text.grammars.constraint`."""
     compact: bool = False
     """JSON without whitespace between its tokens."""
 

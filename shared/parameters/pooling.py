@@ -1,7 +1,7 @@
 """Pooling: one vector for a whole sequence, computed from the hidden states of its tokens.
 
 Used by the gateway, the engine and the offline API. `check` validates all ranges. The hidden states are those after the
-model's final norm. The worker computes the vector (`services.engine.worker.batch.pooling`).
+model's final norm. The worker computes the vector (`antiphon.services.engine.worker.batch.pooling`).
 """
 
 import array
@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from shared.errors import ServiceError
+from antiphon.shared.errors import ServiceError
 
 PoolingKind = Literal["last", "mean", "cls"]
 """Which hidden states make up the vector: the last token's, the mean of all tokens', or the first token's."""

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.parameters.thinking import ThinkingBudget
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.thinking import ThinkingBudget
 
 TOKEN_IDS_MAX = 2**31
 """Token ids are less than this in every vocabulary, so that they fit into 32-bit integers with a sign."""

@@ -1,9 +1,9 @@
 """Free text with tagged parts, such as tool calls: the content of the grammar kind `tagged_text`, as structs.
 
 A part begins with a marker in the text, or at a position where text could begin. Between the parts the text is free.
-The gateway describes calls in this form (`services.gateway.apis.parsers.call_grammars`), and a request's
-`structural_tag` is converted to it. `shared.text.grammars.tagged_lark` converts it to the notation of the library that
-compiles grammars.
+The gateway describes calls in this form (`antiphon.services.gateway.apis.parsers.call_grammars`), and a request's
+`structural_tag` is converted to it. `antiphon.shared.text.grammars.tagged_lark` converts it to the notation of the
+library that compiles grammars.
 """
 
 from typing import Any

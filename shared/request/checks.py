@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.context import AS_MANY_AS_FIT
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.context import AS_MANY_AS_FIT
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def check_detokenize(detokenize: bool, stops: Sequence[str]) -> None:
 
 
 def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int:
-    """Returns how many last tokens of a prompt are kept, as `keep` of `shared.parameters.context.truncated`.
+    """Returns how many last tokens of a prompt are kept, as `keep` of `antiphon.shared.parameters.context.truncated`.
 
     Raises ServiceError for a number out of range. `max_model_len` bounds the result; None if it is not known yet.
     """

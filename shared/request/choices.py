@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from shared import limits
-from shared.parameters.sampling import BeamParams, SamplingParams
-from shared.request.checks import given, refuse
+from antiphon.shared import limits
+from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
+from antiphon.shared.request.checks import given, refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def choices_of(fields: Any, temperature: float, top_k: int, num_prompts: int = 1
     """Returns the choices of a request. Raises ServiceError for a field that is out of range or contradicts others.
 
     `fields`: an object with `n`, `best_of`, `use_beam_search`, `length_penalty` and `early_stopping`; None: not given.
-    `shared.parameters.sampling.check` checks the parameters of a beam search that concern one sequence.
+    `antiphon.shared.parameters.sampling.check` checks the parameters of a beam search that concern one sequence.
     """
     searches = bool(fields.use_beam_search)
     n = given(fields.n, given(fields.best_of, 1) if searches else 1)

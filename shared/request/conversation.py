@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import msgspec
 
-from shared import codec, limits
-from shared.errors import ServiceError
-from shared.messages import ChatMessage
-from shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
-from shared.request.images import ImageUrl, TakeImage
+from antiphon.shared import codec, limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChatMessage
+from antiphon.shared.request.checks import check_nesting, check_token_ids, missing, refuse, unsupported
+from antiphon.shared.request.images import ImageUrl, TakeImage
 
 
 class ContentPart(msgspec.Struct, kw_only=True):

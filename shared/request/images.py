@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared import limits
-from shared.codec import TOKEN_BYTES, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import ImageEncoded, ImageTokens
-from shared.request.checks import missing, refuse, unsupported
+from antiphon.shared import limits
+from antiphon.shared.codec import TOKEN_BYTES, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ImageEncoded, ImageTokens
+from antiphon.shared.request.checks import missing, refuse, unsupported
 
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
 _BASE64, _DATA = ";base64", "data:"

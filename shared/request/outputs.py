@@ -6,7 +6,7 @@ The offline API returns these objects; the server's `/generate` sends them as JS
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.messages import PositionLogprobs
+from antiphon.shared.messages import PositionLogprobs
 
 
 @dataclass(kw_only=True)

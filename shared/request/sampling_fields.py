@@ -1,7 +1,7 @@
 """Converts the fields of a request that name tokens, and draws the seeds of requests without one. Pure.
 
-`shared.parameters.sampling` takes over all other fields by their names, and checks whether token ids are in the
-vocabulary.
+`antiphon.shared.parameters.sampling` takes over all other fields by their names, and checks whether token ids are in
+the vocabulary.
 
 A request gets its seed before its sequences are placed, and the samples of all choices depend only on this seed. So the
 output does not depend on the engine that runs a sequence or on moves between engines. With a server seed, the same
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from shared import limits
-from shared.request.checks import refuse
+from antiphon.shared import limits
+from antiphon.shared.request.checks import refuse
 
 SeedSource = Callable[[], int]
 random_seed: SeedSource = partial(secrets.randbits, 63)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from shared.parameters.grammar import Grammar, GrammarKind
-from shared.parameters.tagged_text import TaggedText
-from shared.request.checks import missing, refuse, unsupported
-from shared.request.schemas.closed_objects import closed
-from shared.request.schemas.relaxation import relaxed
+from antiphon.shared.parameters.grammar import Grammar, GrammarKind
+from antiphon.shared.parameters.tagged_text import TaggedText
+from antiphon.shared.request.checks import missing, refuse, unsupported
+from antiphon.shared.request.schemas.closed_objects import closed
+from antiphon.shared.request.schemas.relaxation import relaxed
 
 BACKENDS = frozenset({"auto", "guidance", "llguidance", "outlines", "lm-format-enforcer", "xgrammar"})
 """Values of `guided_decoding_backend`. llguidance compiles all grammars; the value has no effect."""

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from shared import limits
-from shared.request.checks import check_nesting, missing, refuse, unsupported
+from antiphon.shared import limits
+from antiphon.shared.request.checks import check_nesting, missing, refuse, unsupported
 
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{limits.TOOL_NAME_CHARS_MAX}}}")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
-from shared import limits
-from shared.flags import SettingsError
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 Scope = Literal["inference", "admin"]

@@ -13,7 +13,7 @@ Two features of NATS would void the table, so nobody may use them except as said
 - Who creates or updates a stream decides which subjects it captures and republishes to. Only `setup` may.
 - `allow_responses` lets a client publish to the reply subject of any message that it receives, and a message to oneself
   may have any. Instead every service may publish to the subjects of all replies, of which nobody can guess those that
-  are awaited (`shared.bus.nats_client`).
+  are awaited (`antiphon.shared.bus.nats_client`).
 """
 
 import base64
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUEUE, Subjects, bucket_name
+from antiphon.shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUEUE, Subjects, bucket_name
 
 Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer", "setup"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -186,7 +186,7 @@ def _observer(subjects: Subjects, member: str) -> Permissions:
 
 
 def _setup(subjects: Subjects, member: str) -> Permissions:
-    """Permissions of `shared.deployment.store_keeper`: to make the stores, not to use them."""
+    """Permissions of `antiphon.shared.deployment.store_keeper`: to make the stores, not to use them."""
     streams = [f"KV_{bucket_name(subjects.namespace, name)}" for name in BUCKETS]
     streams += [bucket_name(subjects.namespace, name) for name in LOGS]
     return Permissions(

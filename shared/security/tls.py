@@ -5,9 +5,9 @@ Called by the command line's settings, by the gateway, and by every client of th
 
 from typing import TYPE_CHECKING
 
-from shared.config import GatewaySettings
-from shared.flags import SettingsError
-from shared.settings.bus import BusSettings
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.bus import BusSettings
 
 if TYPE_CHECKING:
     import ssl

@@ -1,11 +1,11 @@
-"""Allowed names and ranges of settings, in addition to those in `shared.flags`. Called by `shared.config`."""
+"""Allowed names and ranges of settings, in addition to those in `shared/flags.py`. Called by `shared/config.py`."""
 
 import json
 import re
 from typing import Any, cast
 
-from shared import limits
-from shared.flags import Rule
+from antiphon.shared import limits
+from antiphon.shared.flags import Rule
 
 LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)

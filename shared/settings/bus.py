@@ -1,6 +1,6 @@
 """The settings that every service has."""
 
-from shared.flags import Settings, flag
+from antiphon.shared.flags import Settings, flag
 
 
 class BusSettings(Settings, group="bus"):

@@ -1,8 +1,8 @@
-"""The settings of an engine, by subject. `shared.config.EngineSettings` puts them together."""
+"""The settings of an engine, by subject. `antiphon.shared.config.EngineSettings` puts them together."""
 
-from shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
-from shared.settings import quantization
-from shared.settings.allowed_values import LORA_RANK
+from antiphon.shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
+from antiphon.shared.settings import quantization
+from antiphon.shared.settings.allowed_values import LORA_RANK
 
 
 class SchedulerSettings(Settings, group="engine: scheduling"):

@@ -1,6 +1,6 @@
 """Settings about images, of engines, gateways and image services."""
 
-from shared.flags import Settings, flag
+from antiphon.shared.flags import Settings, flag
 
 
 class EngineImageSettings(Settings, group="images"):

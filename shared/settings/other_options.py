@@ -1,9 +1,9 @@
 """Options and environment variables of other servers without an equal here: accepted or refused, and why.
 
 Users may bring options of vLLM (0.4 to 0.6, and common ones of later versions) or of servers with vLLM's flags. Such an
-option is either a setting (`shared.config`), or listed here, or unknown, which ends the process with exit code 2. A
-listed option without effect is accepted with one notice. A listed option that would change the server's behaviour is
-refused with the reason and the alternative, if there is one, unless its value has no effect
+option is either a setting (`antiphon.shared.config`), or listed here, or unknown, which ends the process with exit code
+2. A listed option without effect is accepted with one notice. A listed option that would change the server's behaviour
+is refused with the reason and the alternative, if there is one, unless its value has no effect
 (`--data-parallel-size 1`). Called by every program that parses a command line, before its own parser. The
 documentation page on settings lists this table.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 Takes = Literal["flag", "value", "values"]
 _TRUE, _FALSE = ("1", "true"), ("0", "false")

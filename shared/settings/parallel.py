@@ -1,6 +1,6 @@
-"""Settings of a model on several devices or machines; `shared.distributed.world` checks them."""
+"""Settings of a model on several devices or machines; `antiphon.shared.distributed.world` checks them."""
 
-from shared.flags import AT_LEAST_1, NOT_NEGATIVE, PORT, Settings, flag
+from antiphon.shared.flags import AT_LEAST_1, NOT_NEGATIVE, PORT, Settings, flag
 
 
 class ParallelSettings(Settings, group="engine: parallel"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 SMOOTHQUANT_FILE = "smoothq_model-8bit-auto.safetensors"
 """File with all weights of a model in 8 bits, for matrix products with 8-bit activations. It replaces all other files

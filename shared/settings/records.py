@@ -1,7 +1,7 @@
 """Settings of the records that gateways keep of requests and streams, and of the stores on the bus that have them."""
 
-from shared.flags import NOT_NEGATIVE, Rule, Settings, SettingsError, flag
-from shared.settings.bus import BusSettings
+from antiphon.shared.flags import NOT_NEGATIVE, Rule, Settings, SettingsError, flag
+from antiphon.shared.settings.bus import BusSettings
 
 
 class RecordSettings(Settings, group="http"):
@@ -48,7 +48,7 @@ def check_records(settings: RecordSettings) -> None:
 
 
 class KeeperSettings(BusSettings, group="bus"):
-    """Settings of `shared.deployment.store_keeper`, the process that makes the logs and stores on the bus."""
+    """Settings of `antiphon.shared.deployment.store_keeper`, the process that makes the logs and stores on the bus."""
 
     bus_replicas: int = flag(
         1,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shared.text.codec import Codec
+from antiphon.shared.text.codec import Codec
 
 
 def bad_word_ids(codec: Codec, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

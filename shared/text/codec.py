@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from tokenizers import Tokenizer
 
-from shared.config import ModelSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.text.infill import find_infill_tokens, infill_ids
-from shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
-from shared.text.truncation import cut_inside, encode_first, encode_first_of_pairs
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.text.infill import find_infill_tokens, infill_ids
+from antiphon.shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
+from antiphon.shared.text.truncation import cut_inside, encode_first, encode_first_of_pairs
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."

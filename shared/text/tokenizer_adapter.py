@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shared.config import ModelSettings
-from shared.flags import SettingsError
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.flags import SettingsError
 
 _FILE = "tokenizer.json"
 _OTHER_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "*.tiktoken")

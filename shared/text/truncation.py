@@ -1,7 +1,7 @@
 """Truncation of texts that are pooled: their first tokens are kept, and the special tokens around them.
 
 The result is that of transformers with `truncation=True` and a tokenizer that truncates on the right. Prompts of
-generations keep their last tokens instead (`shared.parameters.context.truncated`).
+generations keep their last tokens instead (`antiphon.shared.parameters.context.truncated`).
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from shared.errors import ServiceError
+from antiphon.shared.errors import ServiceError
 
 
 def encode_first(tokenizer: Tokenizer, texts: Sequence[str], keep: int, *, add_special_tokens: bool) -> list[list[int]]:

@@ -13,10 +13,10 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from shared.config import ModelSettings
-from shared.flags import SettingsError
-from shared.text.pieces import PieceRule, piece_rule
-from shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.text.pieces import PieceRule, piece_rule
+from antiphon.shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
 
 _TABLES_MAX = 16
 """Maximum number of cached tables for sets of shown special tokens. There is one set per tool-call and reasoning

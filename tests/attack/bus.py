@@ -13,16 +13,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
+from antiphon.shared.bus.credentials import server_urls
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import RequestTimeoutError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import parse, parse_words
+from antiphon.shared.security import tls
+from antiphon.shared.security.bus_permissions import Role, permissions
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.subjects import Subjects
 from bench.limits_of_machine.processes import tree
-from shared.bus.credentials import server_urls
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import RequestTimeoutError
-from shared.errors import ServiceError
-from shared.flags import parse, parse_words
-from shared.security import tls
-from shared.security.bus_permissions import Role, permissions
-from shared.settings.bus import BusSettings
-from shared.subjects import Subjects
 from tests.attack.memory import name_of
 
 CONFIGURE_S = 2.0

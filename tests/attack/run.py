@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from antiphon.shared.version import __version__
 from bench.harness.serving import end_in_order
 from bench.limits_of_machine.machine import facts
-from shared.version import __version__
 from tests.attack import judging, page
 from tests.attack.attack import BOB, OWN, Attack
 from tests.attack.crew import Made, make

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
 from tests.clients.checks import EYE, MODEL, SLOW_KEY, THINKER
 from tests.vision_models import make_vision_model
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.version import __version__
+from antiphon.shared.version import __version__
 
 FILE = Path(__file__).parent / "results.json"
 _new: list["Row"] = []

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
 
 CONTENT = """
 import importlib.util, json, os, pathlib
-names = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "jinja2", "nats", "pytest", "antiphon")
+names = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "jinja2", "nats", "pytest", "antiphon.cli")
 present = [n for n in names if importlib.util.find_spec(n)]
-services = sorted(p.name for p in pathlib.Path("services").iterdir() if p.is_dir() and p.name != "__pycache__")
+services = sorted(p.name for p in pathlib.Path("antiphon/services").iterdir() if p.is_dir() and p.name != "__pycache__")
 print(json.dumps({"present": present, "services": services, "uid": os.getuid()}))
 """
 
@@ -65,7 +65,7 @@ def test_an_image_holds_its_service_and_nothing_of_the_others(
         absent = absent | {"pytest"}
     content = json.loads(run("docker", "run", "--rm", "--entrypoint=python", image, "-c", CONTENT))
     assert present <= set(content["present"])
-    assert not (absent | {"pytest", "antiphon"}) & set(content["present"])
+    assert not (absent | {"pytest", "antiphon.cli"}) & set(content["present"])
     assert content["services"] == [service]
     assert content["uid"] != 0
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from shared.bus.nats import NatsTransport
+from antiphon.shared.bus.nats import NatsTransport
 
 
 def protocol_of(transport: NatsTransport) -> asyncio.BaseProtocol:

@@ -1,16 +1,25 @@
-"""The failure rule of `shared.actors.actor`, sentence by sentence, on both buses."""
+"""The failure rule of `antiphon.shared.actors.actor`, sentence by sentence, on both buses."""
 
 import asyncio
 import logging
 
 import pytest
 
-from shared import codec, limits
-from shared.actors.actor import Actor, Envelope, ask, handles
-from shared.bus.transport import NoRespondersError
-from shared.errors import ServiceError
-from shared.messages import Ack, Cancel, CloseStream, DetokenizeReply, DetokenizeRequest, Done, ErrorReply, Message
-from shared.observability.rare_logs import RareLog
+from antiphon.shared import codec, limits
+from antiphon.shared.actors.actor import Actor, Envelope, ask, handles
+from antiphon.shared.bus.transport import NoRespondersError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
+    Ack,
+    Cancel,
+    CloseStream,
+    DetokenizeReply,
+    DetokenizeRequest,
+    Done,
+    ErrorReply,
+    Message,
+)
+from antiphon.shared.observability.rare_logs import RareLog
 
 REPLIES = codec.Decoder((Ack, DetokenizeReply, ErrorReply))
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from antiphon.launch.nats_server import OBSERVER, SETUP, Bus, find_binary, prepare
-from shared.bus.durable_log import LogConfig, Logged
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import Delivery
-from shared.deployment.stores import adapters, models, quotas, stores
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.security.bus_permissions import Permissions, Role, password, permissions
-from shared.subjects import TOKENIZER_QUEUE, Subjects
+from antiphon.shared.bus.durable_log import LogConfig, Logged
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.deployment.stores import adapters, models, quotas, stores
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.security.bus_permissions import Permissions, Role, password, permissions
+from antiphon.shared.subjects import TOKENIZER_QUEUE, Subjects
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.nats

@@ -1,13 +1,13 @@
-"""What every durable log promises (`shared.bus.durable_log`), on a real NATS server and within the process."""
+"""What every durable log promises (`antiphon.shared.bus.durable_log`), on a real NATS server and within the process."""
 
 import asyncio
 
 import pytest
 from nats.js.api import RePublish
 
-from shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
-from shared.errors import ServiceError
-from shared.subjects import bucket_name
+from antiphon.shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.subjects import bucket_name
 
 
 def config_of(subjects, per_subject: int = 0, **options) -> LogConfig:
@@ -100,7 +100,7 @@ async def test_what_is_cleared_is_an_empty_message_unless_somebody_has_written_s
 
 @pytest.mark.nats
 async def test_an_empty_message_is_dropped_soon(nats_server, nats_connect, subjects, monkeypatch):
-    monkeypatch.setattr("shared.bus.nats_durable_log._EXPIRES", {"Nats-TTL": "1s"})
+    monkeypatch.setattr("antiphon.shared.bus.nats_durable_log._EXPIRES", {"Nats-TTL": "1s"})
     log = await log_of(await nats_connect(nats_server, "one"), subjects, clears=True)
     subject = f"{subjects.namespace}.log0.a"
     await log.append(subject, b"1")
@@ -126,7 +126,7 @@ async def test_a_log_in_files_survives_its_server_and_one_in_memory_does_not(
     private_nats_server.start()
     await transport.barrier()
     await kept.open()
-    told = [one.getMessage() for one in caplog.records if one.name == "shared.bus.nats_durable_log"]
+    told = [one.getMessage() for one in caplog.records if one.name == "antiphon.shared.bus.nats_durable_log"]
     assert [one.partition(" has ")[2][:11] for one in told[-1:]] == ["1 messages,"], "a loss can be seen in the log"
     assert await kept.last(f"{subjects.namespace}.log0.a") == Logged(number, b"1")
     with pytest.raises(LogUnavailableError, match="stream not found"):

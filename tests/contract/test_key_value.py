@@ -1,12 +1,12 @@
-"""What every key-value store promises (`shared.bus.key_value`), on a real NATS server and within the process."""
+"""What every key-value store promises (`shared/bus/key_value.py`), on a real NATS server and within the process."""
 
 import asyncio
 
 import pytest
 
-from shared.bus.key_value import BucketConfig, Entry, StoreUnavailableError
-from shared.errors import ServiceError
-from shared.subjects import bucket_name
+from antiphon.shared.bus.key_value import BucketConfig, Entry, StoreUnavailableError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.subjects import bucket_name
 
 
 def config_of(subjects, ttl_s: float = 60.0) -> BucketConfig:

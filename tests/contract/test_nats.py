@@ -7,13 +7,13 @@ import socket
 
 import pytest
 
-from shared import limits
-from shared.bus import nats as nats_module
-from shared.bus.nats import NatsTransport
-from shared.bus.nats_client import NatsClient
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.receiving import ReceivesIntoOneBuffer
+from antiphon.shared import limits
+from antiphon.shared.bus import nats as nats_module
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.nats_client import NatsClient
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.receiving import ReceivesIntoOneBuffer
 from tests.contract.nats_protocol import protocol_of
 from tests.contract.scripted_nats import ScriptedServer, answers, handshake_only, healthy
 

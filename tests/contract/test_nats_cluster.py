@@ -16,10 +16,10 @@ from typing import TypeVar
 import pytest
 from nats import errors
 
-from shared.bus.durable_log import LogConfig, LogUnavailableError
-from shared.bus.key_value import BucketConfig, Entry, KeyValueStore, StoreUnavailableError
-from shared.bus.nats import NatsTransport
-from shared.errors import ServiceError
+from antiphon.shared.bus.durable_log import LogConfig, LogUnavailableError
+from antiphon.shared.bus.key_value import BucketConfig, Entry, KeyValueStore, StoreUnavailableError
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.errors import ServiceError
 from tests.conftest import free_port, nats_server_binary
 
 pytestmark = pytest.mark.nats

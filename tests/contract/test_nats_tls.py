@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from antiphon.launch.nats_server import find_binary
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import Delivery, NoRespondersError
+from antiphon.shared.codec import encode
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import ChangeModel
+from antiphon.shared.receiving import ReceivesIntoOneBuffer
+from antiphon.shared.security.tls import bus_context
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.subjects import Subjects
 from antiphon.supervision.death_notice import BusAddress, announced_deaths
 from antiphon.supervision.fleet import Fleet
 from antiphon.versions.supervisor import run
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import Delivery, NoRespondersError
-from shared.codec import encode
-from shared.flags import SettingsError
-from shared.messages import ChangeModel
-from shared.receiving import ReceivesIntoOneBuffer
-from shared.security.tls import bus_context
-from shared.settings.bus import BusSettings
-from shared.subjects import Subjects
 from tests.conftest import NatsServer, free_port
 from tests.contract.nats_protocol import protocol_of
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from antiphon.launch.nats_server import SETUP, Bus, find_binary, prepare
-from shared.bus.nats import NatsTransport
-from shared.bus.own_bus import OwnBus
-from shared.errors import ServiceError
-from shared.security.socket_users import listener, user_name, user_of_end
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.own_bus import OwnBus
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.socket_users import listener, user_name, user_of_end
 from tests.support.port_thief import UID, thief
 
 pytestmark = pytest.mark.nats

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from nats import errors
 
-from shared.bus.durable_log import LogConfig, LogUnavailableError, Storage
-from shared.deployment.stores import stores, stream_records
-from shared.security.bus_permissions import BUCKETS, LOGS
-from shared.subjects import Subjects, bucket_name
+from antiphon.shared.bus.durable_log import LogConfig, LogUnavailableError, Storage
+from antiphon.shared.deployment.stores import stores, stream_records
+from antiphon.shared.security.bus_permissions import BUCKETS, LOGS
+from antiphon.shared.subjects import Subjects, bucket_name
 from tests.conftest import Connect, NatsServer
 
 pytestmark = pytest.mark.nats

@@ -1,12 +1,12 @@
-"""What every bus promises (`shared.bus.transport`), on a real NATS server and on the bus within the process."""
+"""What every bus promises (`shared/bus/transport.py`), on a real NATS server and on the bus within the process."""
 
 import asyncio
 
 import pytest
 
-from shared import limits
-from shared.bus.transport import Delivery, NoRespondersError, RequestTimeoutError
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.bus.transport import Delivery, NoRespondersError, RequestTimeoutError
+from antiphon.shared.errors import ServiceError
 
 
 class Inbox:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.backends.cpu.compile import VARIANTS, usable_variants
+from antiphon.services.engine.backends.cpu.compile import VARIANTS, usable_variants
 from tests.native.drivers import build, numbers
 from tests.native.libraries import need_compiler
 

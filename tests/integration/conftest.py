@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.deployment.store_keeper import keep
-from shared.settings.records import KeeperSettings
+from antiphon.shared.deployment.store_keeper import keep
+from antiphon.shared.settings.records import KeeperSettings
 from tests.conftest import Connect, NatsServer
 
 

@@ -14,25 +14,25 @@ from typing import Any
 
 from msgspec import structs
 
-from services.gateway.app import create_app
-from services.gateway.edge.access.usage import UsageLedger
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.server.uvicorn_server import Server, server_config
-from services.gateway.ops.timeline.directory import RecordDirectory
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import (
+from antiphon.services.gateway.app import create_app
+from antiphon.services.gateway.edge.access.usage import UsageLedger
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.server.uvicorn_server import Server, server_config
+from antiphon.services.gateway.ops.timeline.directory import RecordDirectory
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import (
     GenerationRequest,
     ModelCard,
     RequestTimes,
     SequenceUpdate,
     TokenCounts,
 )
-from services.gateway.path.guest import Guests
-from services.gateway.path.models.catalog import find_model, unknown_model
-from services.gateway.path.sequence_state import SequenceState
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.messages import Heartbeat
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.models.catalog import find_model, unknown_model
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Heartbeat
 
 CARD = ModelCard(name="org/toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1_700_000_000)
 Batch = list[SequenceUpdate]

@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.service import EngineService
-from shared import limits
-from shared.actors.service import main
-from shared.config import EngineSettings
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.service import EngineService
+from antiphon.shared import limits
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 from tests.sim.society import HashWorker
 
 STEP_S = 0.02

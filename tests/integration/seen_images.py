@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from services.gateway.path.generation import GenerationRequest
-from shared.messages import ChatMessage
+from antiphon.services.gateway.path.generation import GenerationRequest
+from antiphon.shared.messages import ChatMessage
 from tests.integration.edge import CARD, ScriptedBackend
 
 EYE = replace(CARD, takes_images=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.access.usage import Receiver, UsageLedger
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.ops.timeline.recorder import Recorder
-from shared.errors import ServiceError
-from shared.messages import UsageRecord
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.access.usage import Receiver, UsageLedger
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import UsageRecord
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import Connection, Reply, ScriptedBackend, call, serving, text_batches
 from tests.unit.gateway.http.test_multipart import CONTENT_TYPE, form
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.gateway.apis.openai.bodies.sealed import seal, unseal
+from antiphon.services.gateway.apis.openai.bodies.sealed import seal, unseal
 from tests.integration.test_tools_anthropic import ASK, WEATHER, System, calls, system  # noqa: F401
 from tests.integration.tool_script import CALL
 

@@ -6,8 +6,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared.errors import ServiceError
 from tests.integration.edge import Batch, ScriptedBackend, call, serving, text_batches
 
 HELLO: Any = {"model": "org/toy", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello?"}]}

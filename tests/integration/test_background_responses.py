@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.background.requests import BackgroundStreams
-from services.gateway.guests.background.store import BackgroundStore
-from services.gateway.guests.resume.store import StreamStore
-from services.gateway.guests.resume.streams import Streams
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.messages import StreamTaken
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.guests.background.requests import BackgroundStreams
+from antiphon.services.gateway.guests.background.store import BackgroundStore
+from antiphon.services.gateway.guests.resume.store import StreamStore
+from antiphon.services.gateway.guests.resume.streams import Streams
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import StreamTaken
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import Reply, ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_streams import KEY_FILE
 

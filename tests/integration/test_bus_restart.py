@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.subjects import Subjects
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.subjects import Subjects
 from tests.conftest import Connect, NatsServer
 from tests.integration.test_stalled_engine import Rig, expected
 from tests.service_processes import START_S, Processes

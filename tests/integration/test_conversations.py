@@ -7,11 +7,11 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.responses.conversations.record import Conversation, turns_before, with_items
-from services.gateway.guests.responses.stored.records import MemoryRecords
-from shared import limits
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.guests.responses.conversations.record import Conversation, turns_before, with_items
+from antiphon.services.gateway.guests.responses.stored.records import MemoryRecords
+from antiphon.shared import limits
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.seen_images import ONE, TWO, URL, data_url, eye, seen
 from tests.integration.test_background_responses import (

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shared.actors.actor import ask
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import Delivery
-from shared.codec import Decoder, encode, pack_ids
-from shared.messages import (
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import Decoder, encode, pack_ids
+from antiphon.shared.messages import (
     Ack,
     Cancel,
     ErrorReply,
@@ -27,7 +27,7 @@ from shared.messages import (
     TokenEvent,
     TokenEvents,
 )
-from shared.subjects import Subjects
+from antiphon.shared.subjects import Subjects
 from tests.conftest import Connect, NatsServer
 from tests.service_processes import Processes, Roster
 from tests.support.heartbeats import heartbeat

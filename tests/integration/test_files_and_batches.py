@@ -11,11 +11,11 @@ import openai
 import pytest
 from openai.types import Batch
 
-from services.gateway.ops.timeline.recorder import Recorder
-from shared import limits
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
-from shared.security.api_keys import listed_keys
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.security.api_keys import listed_keys
 from tests.integration.edge import ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 from tests.integration.test_pooling_endpoints import pooling_backend

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from services.gateway.service import GatewayService
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.config import GatewaySettings
-from shared.subjects import Subjects
+from antiphon.services.gateway.service import GatewayService
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.subjects import Subjects
 from tests.conftest import Connect
 from tests.integration.edge import call
 

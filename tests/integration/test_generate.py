@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import ChatMessage, PositionLogprobs, TokenText
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChatMessage, PositionLogprobs, TokenText
 from tests.integration.edge import CARD, Connection, Reply, ScriptedBackend, Step, call, serving, text_batches
 
 ENGINE: dict[str, Any] = {"request_id": "r1", "prompt": "Hi", "sampling_params": {"max_tokens": 4}}

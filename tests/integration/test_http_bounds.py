@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shared import limits
+from antiphon.shared import limits
 from tests.integration.edge import Connection, ScriptedBackend, call, serving
 
 NAMES = [

@@ -10,14 +10,14 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route, WebSocketRoute
 
-from services.gateway import apis
-from services.gateway.apis.finding import find_apis
-from services.gateway.app import create_app
-from services.gateway.guests.adapters.guest import AdapterDirectory
-from services.gateway.path.guest import Guests
-from shared import limits
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
+from antiphon.services.gateway import apis
+from antiphon.services.gateway.apis.finding import find_apis
+from antiphon.services.gateway.app import create_app
+from antiphon.services.gateway.guests.adapters.guest import AdapterDirectory
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.shared import limits
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
 from tests.support.heartbeats import engine_status, heartbeat
 

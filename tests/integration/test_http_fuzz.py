@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.app import create_app
-from shared.config import GatewaySettings
+from antiphon.services.gateway.app import create_app
+from antiphon.shared.config import GatewaySettings
 from tests.integration.edge import CARD, Reply, ScriptedBackend
 
 JSON = st.recursive(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.app import create_app
-from shared.config import GatewaySettings
+from antiphon.services.gateway.app import create_app
+from antiphon.shared.config import GatewaySettings
 from tests.integration.seen_images import ONE, URL, data_url, eye, in_base64
 from tests.integration.test_http_fuzz import JSON, NUMBERS, post
 

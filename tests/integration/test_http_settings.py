@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.http.auth import ApiKeys
-from shared.messages import PositionLogprobs, TokenText
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.shared.messages import PositionLogprobs, TokenText
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.errors import ServiceError
 from tests.integration.edge import (
     Connection,
     Reply,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.path.generation import GenerationRequest
-from shared.errors import ServiceError
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.path.generation import GenerationRequest
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
 from tests.integration.seen_images import EYE, ONE, TWO, URL, eye, in_base64
 

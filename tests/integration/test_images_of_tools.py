@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.apis.openai.bodies.image_parts import UNSEEN
+from antiphon.services.gateway.apis.openai.bodies.image_parts import UNSEEN
 from tests.integration.edge import ScriptedBackend, call, serving
 from tests.integration.seen_images import ONE, data_url, eye, in_base64, seen
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.access.kept_images import kept_image
-from services.gateway.guests.responses import images, input_items
-from shared.errors import ServiceError
-from shared.messages import StreamTaken
-from shared.security.api_keys import ANONYMOUS
+from antiphon.services.gateway.edge.access.kept_images import kept_image
+from antiphon.services.gateway.guests.responses import images, input_items
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import StreamTaken
+from antiphon.shared.security.api_keys import ANONYMOUS
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.seen_images import ONE, TWO, URL, data_url, eye, seen
 from tests.integration.test_background_responses import (

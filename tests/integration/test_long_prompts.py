@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from services.detokenizer.service import DetokenizerService
-from services.engine.service import EngineService
-from services.gateway.service import GatewayService
-from services.tokenizer.service import TokenizerService
-from shared.actors.host import Host, Service
-from shared.actors.presence import HeartbeatTask, interval_of
-from shared.clock import SystemClock
-from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
-from shared.subjects import Subjects, new_instance_id
+from antiphon.services.detokenizer.service import DetokenizerService
+from antiphon.services.engine.service import EngineService
+from antiphon.services.gateway.service import GatewayService
+from antiphon.services.tokenizer.service import TokenizerService
+from antiphon.shared.actors.host import Host, Service
+from antiphon.shared.actors.presence import HeartbeatTask, interval_of
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
+from antiphon.shared.subjects import Subjects, new_instance_id
 from tests.conftest import Connect, NatsServer
 from tests.integration.edge import call
 from tests.sim.society import HashWorker, make_tokenizer

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared.errors import ServiceError
-from shared.messages import ModelFacts
-from shared.parameters.grammar import Grammar
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ModelFacts
+from antiphon.shared.parameters.grammar import Grammar
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 from tests.integration.test_pooling_endpoints import pooling_backend
 from tests.unit.gateway.request_contexts import position

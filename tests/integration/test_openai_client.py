@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared.errors import ServiceError
-from shared.messages import PositionLogprobs, TokenText
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import PositionLogprobs, TokenText
 from tests.integration.edge import Batch, ScriptedBackend, serving, text_batches
 
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared.errors import ServiceError
 from tests.integration.edge import CARD, ScriptedBackend, Step, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 

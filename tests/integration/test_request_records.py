@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.record import RequestFacts
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import GatewayStatus
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.record import RequestFacts
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import GatewayStatus
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
 from tests.support.heartbeats import heartbeat
 

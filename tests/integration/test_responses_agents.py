@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from services.gateway.apis.openai.bodies.sealed import unseal
+from antiphon.services.gateway.apis.openai.bodies.sealed import unseal
 from tests.integration.edge import call
 from tests.integration.test_tools_responses import ASK, CALL, WEATHER, System, system  # noqa: F401
 from tests.support.scripted import NAME

@@ -7,13 +7,13 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
-from shared.errors import ServiceError
-from shared.messages import PositionLogprobs, TokenText
-from shared.parameters.grammar import Grammar
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import PositionLogprobs, TokenText
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 

@@ -14,10 +14,10 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.server import uvicorn_server
-from shared import limits
-from shared.security.api_keys import ApiKey, digest
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.server import uvicorn_server
+from antiphon.shared import limits
+from antiphon.shared.security.api_keys import ApiKey, digest
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
 
 PATH = "/v1/responses"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shared import codec, limits
-from shared.actors.actor import ask
-from shared.bus.transport import NoRespondersError
-from shared.messages import Ack, CloseStream, Done, ErrorReply, Heartbeat
+from antiphon.shared import codec, limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.bus.transport import NoRespondersError
+from antiphon.shared.messages import Ack, CloseStream, Done, ErrorReply, Heartbeat
 
 pytestmark = pytest.mark.nats
 SCRIPT = Path(__file__).with_name("tiny_service.py")

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.edge.access.kept_images import KeptImages, kept_image
-from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.background.store import BackgroundStore, EventBatch
-from services.gateway.guests.responses.stored.records import LogRecords
-from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from services.gateway.guests.resume.record import StreamRecord
-from services.gateway.guests.resume.store import StreamStore
-from shared import limits
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.security.api_keys import keys_of_text
+from antiphon.services.gateway.edge.access.kept_images import KeptImages, kept_image
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.guests.background.store import BackgroundStore, EventBatch
+from antiphon.services.gateway.guests.responses.stored.records import LogRecords
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
+from antiphon.services.gateway.guests.resume.record import StreamRecord
+from antiphon.services.gateway.guests.resume.store import StreamStore
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call
 from tests.integration.test_background_responses import until
 from tests.integration.test_streams import CHAT, KEY_FILE, gateway, good_day_again, ids_of

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from services.detokenizer.service import DetokenizerService
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from services.gateway.path.requests.request_actor import RequestActor
-from services.gateway.path.sequence_state import Phase
-from services.tokenizer.service import TokenizerService
-from shared.actors.host import Host, Service
-from shared.actors.presence import HeartbeatTask, interval_of
-from shared.clock import SystemClock
-from shared.config import DetokenizerSettings, TokenizerSettings
-from shared.messages import Heartbeat
-from shared.parameters.sampling import SamplingParams
-from shared.subjects import Subjects, new_instance_id
+from antiphon.services.detokenizer.service import DetokenizerService
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.services.gateway.path.requests.request_actor import RequestActor
+from antiphon.services.gateway.path.sequence_state import Phase
+from antiphon.services.tokenizer.service import TokenizerService
+from antiphon.shared.actors.host import Host, Service
+from antiphon.shared.actors.presence import HeartbeatTask, interval_of
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.config import DetokenizerSettings, TokenizerSettings
+from antiphon.shared.messages import Heartbeat
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.subjects import Subjects, new_instance_id
 from tests.conftest import Connect, NatsServer
 from tests.service_processes import START_S, Processes, Roster
 from tests.sim.society import Gateway, make_tokenizer, next_token

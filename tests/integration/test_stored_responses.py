@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.edge.access.log_part import GatewayLogs
-from shared.actors.host import Host
-from shared.clock import SystemClock
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
 from tests.integration.edge import ScriptedBackend, call, serving
 
 pytestmark = pytest.mark.nats

@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.edge.access.kept_images import KeptImages, kept_image
-from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.resume.running import RunningStream
-from services.gateway.guests.resume.store import StreamStore
-from services.gateway.guests.resume.streams import Streams
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.generation import GenerationRequest
-from shared import limits
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.messages import StreamTaken
-from shared.security.api_keys import ANONYMOUS, keys_of_text
-from shared.subjects import Subjects
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.edge.access.kept_images import KeptImages, kept_image
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.guests.resume.running import RunningStream
+from antiphon.services.gateway.guests.resume.store import StreamStore
+from antiphon.services.gateway.guests.resume.streams import Streams
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.generation import GenerationRequest
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import StreamTaken
+from antiphon.shared.security.api_keys import ANONYMOUS, keys_of_text
+from antiphon.shared.subjects import Subjects
 from tests.integration.edge import Connection, ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.seen_images import data_url, eye, seen
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.actors.actor import ask
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder, unpack_ids
-from shared.messages import ChatMessage, ErrorReply, Message, PoolStatus, TokenizeReply, TokenizeRequest
-from shared.subjects import Subjects
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder, unpack_ids
+from antiphon.shared.messages import ChatMessage, ErrorReply, Message, PoolStatus, TokenizeReply, TokenizeRequest
+from antiphon.shared.subjects import Subjects
 from tests.conftest import Connect, NatsServer
 from tests.service_processes import Processes, Roster
 from tests.tokenizer_files import SENTENCES, byte_level, write_tokenizer_files

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import sys
 
-from shared.actors import service
-from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.host import Host
-from shared.errors import ServiceError
-from shared.flags import flag
-from shared.messages import Ack, CloseStream, Done, Message, ServiceName, StreamStatus
-from shared.settings.bus import BusSettings
+from antiphon.shared.actors import service
+from antiphon.shared.actors.actor import Actor, Envelope, handles
+from antiphon.shared.actors.host import Host
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import flag
+from antiphon.shared.messages import Ack, CloseStream, Done, Message, ServiceName, StreamStatus
+from antiphon.shared.settings.bus import BusSettings
 
 
 class TinySettings(BusSettings):

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine import engine as product
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import CoreLimits, StepPlan, StepResult
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.executor import Executor
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine import engine as product
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import CoreLimits, StepPlan, StepResult
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS, TORCH_VARIANTS
 from tests.models import VOCAB_SIZE
 from tests.native.libraries import make_cpu_worker
 from tests.support.kernels_on_gpu import COMPILED, KERNEL_DEVICE
 
 if TYPE_CHECKING:
-    from services.engine.backends.triton.worker import TritonWorker
+    from antiphon.services.engine.backends.triton.worker import TritonWorker
 
 Models = Callable[[str], Path]
 Reference = Callable[..., list[list[int]]]
@@ -146,7 +146,7 @@ def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
 def make_kernel_worker(directory: Path, **overrides: Any) -> "TritonWorker":
     """The GPU worker, under Triton's interpreter or on a GPU that other tests use too."""
     # Imported here because not every suite needs Triton.
-    from services.engine.backends.triton.worker import TritonWorker
+    from antiphon.services.engine.backends.triton.worker import TritonWorker
 
     return TritonWorker(settings(directory, **overrides), directory, KERNEL_DEVICE)
 

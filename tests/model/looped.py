@@ -3,13 +3,13 @@
 from collections import defaultdict
 from typing import Any
 
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from shared.messages import PromptLogprobs
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.messages import PromptLogprobs
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 class Output:

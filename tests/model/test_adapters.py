@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.worker.interface import AdapterWorker
-from shared.blocks import adapter_salt
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.worker.interface import AdapterWorker
+from antiphon.shared.blocks import adapter_salt
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import NUM_TOKENS, Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import Outcome, SequenceSpec
-from shared.parameters.sampling import BeamParams, SamplingParams
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt
 from tests.models import EOS_TOKEN_ID, beam_reference, reference_log_probabilities
 

@@ -9,16 +9,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from services.engine.core.invariants import check
-from services.engine.core.plan import CoreLimits, PlacedImage
-from services.engine.core.request import SequenceSpec
-from services.engine.models.registry import find_family
-from services.vision.encoder import VisionEncoder
-from services.vision.images import open_image
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
-from shared.request.images import plain_places
+from antiphon.services.engine.core.invariants import check
+from antiphon.services.engine.core.plan import CoreLimits, PlacedImage
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.vision.encoder import VisionEncoder
+from antiphon.services.vision.images import open_image
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request.images import plain_places
 from tests.model.harness import Engine, greedy, make_prompt, make_worker
 from tests.model.test_parallel import ranks_of
 from tests.models import make_model

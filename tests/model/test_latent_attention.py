@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.backends.cpu.worker import CpuWorker
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.backends.triton.worker import TritonWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.kernels import latent_attention as kernel
-from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.decoder import Decoder
-from services.engine.models.layers.linear import QuantizedLinear
-from services.engine.models.registry import find_family
-from services.engine.worker.capacity.kv_cache import bytes_per_block
-from shared.flags import SettingsError
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.worker import TritonWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.kernels import latent_attention as kernel
+from antiphon.services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from antiphon.services.engine.models.decoder import Decoder
+from antiphon.services.engine.models.layers.linear import QuantizedLinear
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.capacity.kv_cache import bytes_per_block
+from antiphon.shared.flags import SettingsError
 from tests.model.harness import NUM_TOKENS, Engine, Models, make_prompt, make_worker, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import make_checkpoints

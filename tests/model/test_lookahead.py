@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.plan import CoreLimits
-from services.engine.core.prompt_lookup import PromptLookup
-from services.engine.core.request import SequenceSpec
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.prompt_lookup import PromptLookup
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
     CACHE_VARIANTS,

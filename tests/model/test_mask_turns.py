@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import Models, make_prompt, make_worker
 from tests.model.test_parallel import SHAPES, ranks_of
 

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.own_cache.kinds import keeps_own_cache
-from services.engine.backends.torch.own_cache.memory import CacheBytes, plan_caches
-from services.engine.backends.torch.own_cache.model import load_own_cache_model
-from services.engine.backends.torch.own_cache.worker import OwnCacheWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine as ProductEngine
-from services.engine.worker.capacity.kv_cache import Budget
-from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
+from antiphon.services.engine.backends.torch.own_cache.memory import CacheBytes, plan_caches
+from antiphon.services.engine.backends.torch.own_cache.model import load_own_cache_model
+from antiphon.services.engine.backends.torch.own_cache.worker import OwnCacheWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine as ProductEngine
+from antiphon.services.engine.worker.capacity.kv_cache import Budget
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model
 from tests.own_cache_models import OWN_CACHE_FAMILIES

@@ -9,22 +9,22 @@ import pytest
 import torch
 
 from antiphon.offline.adapters import with_adapters
-from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.adapters.shards import local_adapter
-from services.engine.backends.torch.staged_worker import StagedWorker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine as ProductEngine
-from services.engine.parallel.communicator import Communicator
-from services.engine.parallel.shard import Shard, local_description
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from services.engine.worker.loading.model_files import describe_model
-from shared.flags import SettingsError
-from shared.parameters.pooling import POOLING_KINDS, PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.adapters.delta import AdapterWeights, LoadedAdapter
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.adapters.shards import local_adapter
+from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine as ProductEngine
+from antiphon.services.engine.parallel.communicator import Communicator
+from antiphon.services.engine.parallel.shard import Shard, local_description
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.worker.loading.model_files import describe_model
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.pooling import POOLING_KINDS, PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter
 from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
 from tests.model.looped import Output, run

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.models.config_fields import rope_parameters
-from services.engine.models.layers.rope import inverse_frequencies
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.models.config_fields import rope_parameters
+from antiphon.services.engine.models.layers.rope import inverse_frequencies
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
     CACHE_VARIANTS,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.plan import CoreLimits, StepPlan
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.worker.interface import ModelWorker, PipelinedWorker
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits, StepPlan
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import CACHE_VARIANTS, TORCH_VARIANTS, Models, make_prompt, make_worker
 from tests.model.looped import Output, run
 

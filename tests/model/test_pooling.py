@@ -10,14 +10,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine as Product
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from shared.errors import ServiceError
-from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine as Product
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import Models, greedy, make_kernel_worker, make_prompt, make_worker, on_both
 from tests.models import greedy_reference
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.core.invariants import check
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec, with_adapter
-from services.engine.worker.interface import AdapterWorker
-from shared.blocks import adapter_salt
-from shared.errors import ServiceError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.core.invariants import check
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec, with_adapter
+from antiphon.services.engine.worker.interface import AdapterWorker
+from antiphon.shared.blocks import adapter_salt
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_reference
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference

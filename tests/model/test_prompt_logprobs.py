@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import Outcome, SequenceSpec
-from shared.codec import unpack_ids
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.shared.codec import unpack_ids
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt, on_both
 from tests.models import reference_log_probabilities
 
@@ -120,7 +120,7 @@ def test_a_prompt_of_one_token_has_nothing_to_report_and_draft_tokens_do_no_harm
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_logits_of_a_step_are_bounded(backend: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.engine.core.plan.PROMPT_LOGPROBS_ROWS_MAX", 5)
+    monkeypatch.setattr("antiphon.services.engine.core.plan.PROMPT_LOGPROBS_ROWS_MAX", 5)
     engine = Engine(
         models("llama"), CoreLimits(max_num_seqs=8, max_num_batched_tokens=64, enable_chunked_prefill=False), backend
     )

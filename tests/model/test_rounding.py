@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.plan import CoreLimits
 from tests.model.harness import BACKENDS, FAMILY_VARIANTS, VARIANTS, Engine, make_prompt, on_both
 from tests.models import make_model, reference_log_probabilities
 from tests.plain_decoders import PLAIN_FAMILIES

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.core.plan import CoreLimits
-from services.engine.models.registry import find_family
-from services.engine.worker.extras import check_extras
-from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.extras import check_extras
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 from tests.model.harness import BACKENDS, Engine, greedy, make_prompt
 
 pytestmark = pytest.mark.model

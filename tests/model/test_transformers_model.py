@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.worker import load_model
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import load_model
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.models import greedy_reference, make_model
 
 pytestmark = pytest.mark.model

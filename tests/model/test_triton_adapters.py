@@ -6,14 +6,14 @@ from typing import cast
 import pytest
 import torch
 
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
-from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
-from services.engine.backends.triton.worker import TritonWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from shared.blocks import adapter_salt
-from shared.flags import SettingsError
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
+from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
+from antiphon.services.engine.backends.triton.worker import TritonWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.shared.blocks import adapter_salt
+from antiphon.shared.flags import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference
@@ -142,7 +142,7 @@ def test_steps_with_and_without_adapters_run_in_graphs_of_their_own(models: Mode
 
 
 def test_prompt_adapters_are_refused_with_what_to_do(models: Models) -> None:
-    from services.engine.backends.load import load_worker
+    from antiphon.services.engine.backends.load import load_worker
     from tests.model.harness import settings
 
     asked = settings(models("llama"), cpu_backend="triton", enable_prompt_adapter=True)

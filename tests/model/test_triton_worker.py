@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
-from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
-from services.engine.backends.triton.worker import TritonWorker
-from services.engine.core.plan import StepPlan
-from services.engine.worker.capacity.profile import largest_step, make_probe
-from services.engine.worker.interface import ModelWorker, PipelinedWorker
-from services.engine.worker.loading.model_files import describe_model
-from shared.parameters.sampling import BeamParams
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
+from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
+from antiphon.services.engine.backends.triton.worker import TritonWorker
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.worker.capacity.profile import largest_step, make_probe
+from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
+from antiphon.services.engine.worker.loading.model_files import describe_model
+from antiphon.shared.parameters.sampling import BeamParams
 from tests.model.harness import Models, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run
 

@@ -4,10 +4,10 @@ import ctypes
 
 import pytest
 
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 SMALL = {"kv_cache_memory_gb": 0.02, "swap_space": 0.0, "max_num_seqs": 4, "threads": 1, "weight_cache": "off"}
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.whole_text.kinds import batches
-from services.engine.backends.torch.whole_text.worker import WholeTextWorker
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine, core_limits
-from services.engine.steps.loop import StepReport
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.whole_text.kinds import batches
+from antiphon.services.engine.backends.torch.whole_text.worker import WholeTextWorker
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine, core_limits
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.models import make_model
 from tests.whole_text_models import (
     DECODERS,

@@ -5,9 +5,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from services.engine.backends.cpu.compile import QUIET, SOURCE, compile_objects, run
-from services.engine.backends.cpu.library import cache_directory
-from shared.cache_dirs import make_directory, remove_oldest
+from antiphon.services.engine.backends.cpu.compile import QUIET, SOURCE, compile_objects, run
+from antiphon.services.engine.backends.cpu.library import cache_directory
+from antiphon.shared.cache_dirs import make_directory, remove_oldest
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 COMMON = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(SOURCE), *QUIET)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.backends.cpu.compile import Variant, find_compiler, make_library, usable_variants
-from services.engine.backends.cpu.library import cache_directory, find_library
-from services.engine.backends.cpu.native import Library
-from services.engine.backends.cpu.worker import CpuWorker
-from shared.config import EngineSettings
+from antiphon.services.engine.backends.cpu.compile import Variant, find_compiler, make_library, usable_variants
+from antiphon.services.engine.backends.cpu.library import cache_directory, find_library
+from antiphon.services.engine.backends.cpu.native import Library
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.shared.config import EngineSettings
 
 VARIANTS = {variant.name: variant for variant in usable_variants()}
 """The best first."""

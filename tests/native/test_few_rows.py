@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.cpu.native import Spec
+from antiphon.services.engine.backends.cpu.native import Spec
 from tests.native.libraries import VARIANTS, library
 
 pytestmark = pytest.mark.model

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.cpu.compile import QUIET, SOURCE, run
-from services.engine.kernels.storage import as_stored
+from antiphon.services.engine.backends.cpu.compile import QUIET, SOURCE, run
+from antiphon.services.engine.kernels.storage import as_stored
 from tests.native.libraries import VARIANTS, need_compiler
 
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)

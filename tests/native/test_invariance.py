@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.engine.core.plan import CoreLimits
-from services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.worker.interface import ModelWorker
 from tests.model.harness import Engine, make_prompt, make_worker
 from tests.native.libraries import VARIANTS
 

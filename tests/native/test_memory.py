@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.engine.backends.cpu.native import Library
-from services.engine.models.registry import find_family
+from antiphon.services.engine.backends.cpu.native import Library
+from antiphon.services.engine.models.registry import find_family
 from tests.model.harness import make_worker
 from tests.native.libraries import library
 from tests.native.shapes import SHAPES
@@ -35,10 +35,10 @@ ALLOCATOR_KEEPS = 24 * 2**20
 _LOAD = """
 import sys, threading, torch
 from pathlib import Path
-from services.engine.backends.cpu.decoder import NativeDecoder
-from services.engine.backends.cpu.library import load_library
-from services.engine.models.registry import find_family
-from services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.backends.cpu.decoder import NativeDecoder
+from antiphon.services.engine.backends.cpu.library import load_library
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.loading.model_files import read_config
 directory = Path(sys.argv[1])
 config = read_config(directory)
 family, library = find_family(config), load_library()

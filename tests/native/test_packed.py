@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.backends.cpu import packed as module
-from services.engine.backends.cpu.worker import CpuWorker
-from services.engine.core.plan import CoreLimits
-from shared.models import overrides
+from antiphon.services.engine.backends.cpu import packed as module
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.shared.models import overrides
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model
 from tests.native.libraries import make_cpu_worker

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.backends.cpu.compile import usable_variants
+from antiphon.services.engine.backends.cpu.compile import usable_variants
 from tests.native.drivers import HEAP, build, kept, numbers
 from tests.native.libraries import need_compiler
 

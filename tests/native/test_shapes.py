@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.plan import CoreLimits
 from tests.model.harness import Engine, make_prompt
 from tests.native.libraries import BEST, VARIANTS
 from tests.native.shapes import SHAPES

@@ -8,7 +8,7 @@ the range of a plan needs.
 import random
 from dataclasses import dataclass, field
 
-from services.engine.core.plan import (
+from antiphon.services.engine.core.plan import (
     EngineFacts,
     NewSequence,
     SampledLogprobs,
@@ -16,9 +16,9 @@ from services.engine.core.plan import (
     StepPlan,
     StepResult,
 )
-from shared.codec import pack_ids
-from shared.messages import PromptLogprobs
-from shared.parameters.pooling import PoolingKind
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.messages import PromptLogprobs
+from antiphon.shared.parameters.pooling import PoolingKind
 
 EOS, STOP = 2, 9
 SAMPLED = (EOS, STOP, *range(10, 20))

@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from shared.text.detokenization.incremental import ByteDetokenizer, Detokenizer, WindowDetokenizer, start_detokenizer
-from shared.text.detokenization.stop_strings import StopStrings
-from shared.text.vocabulary import Vocabulary
+from antiphon.shared.text.detokenization.incremental import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    start_detokenizer,
+)
+from antiphon.shared.text.detokenization.stop_strings import StopStrings
+from antiphon.shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import HARD_TEXTS, TOKENIZERS, decoder_of, token_id
 
 KINDS = tuple(TOKENIZERS)

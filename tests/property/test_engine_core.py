@@ -12,17 +12,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult, prompt_logprob_rows
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.core.sequence import Status
-from shared.blocks import chain_hashes, split_hashes
-from shared.codec import pack_ids, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import KvSource
-from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
-from shared.parameters.sampling import BeamParams, SamplingParams
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import (
+    CoreLimits,
+    EngineFacts,
+    NewSequence,
+    StepPlan,
+    StepResult,
+    prompt_logprob_rows,
+)
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.core.sequence import Status
+from antiphon.shared.blocks import chain_hashes, split_hashes
+from antiphon.shared.codec import pack_ids, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import KvSource
+from antiphon.shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
+from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
 from tests.property.transfers import Transfers
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from services.engine.core.lanes import running
+from antiphon.services.engine.core.lanes import running
 from tests.property.test_engine_core import EngineCoreMachine
 
 RUNS = 60

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.limits import HELD_EVENTS_MAX
-from shared.messages import TokenEvent
-from shared.text.detokenization.sequencer import Sequencer
+from antiphon.shared.limits import HELD_EVENTS_MAX
+from antiphon.shared.messages import TokenEvent
+from antiphon.shared.text.detokenization.sequencer import Sequencer
 
 TRUTH = tuple(range(100, 140))
 

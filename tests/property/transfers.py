@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from services.engine.core.core import Core
-from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
 from tests.property.engine_worker import ModelWorker, Row
 
 

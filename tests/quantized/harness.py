@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.engine.backends.cpu.native import NativeModel, Spec, native_weight
-from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.backends.cpu.native import NativeModel, Spec, native_weight
+from antiphon.services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 from tests.native.libraries import VARIANTS as INSTRUCTION_SETS
 from tests.native.libraries import library
 

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.engine.core.plan import CoreLimits
-from services.engine.quantization.formats import prepared
-from services.engine.quantization.formats.bitsandbytes import BitsAndBytes
-from services.engine.quantization.weight import QuantizedWeight
-from shared.errors import ServiceError
-from shared.flags import SettingsError
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.quantization.formats import prepared
+from antiphon.services.engine.quantization.formats.bitsandbytes import BitsAndBytes
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.models import greedy_reference, make_model
 from tests.quantized.bitsandbytes_layout import four_bits, make_checkpoints

@@ -10,24 +10,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.backends.triton.operations import TritonQuantizedLinear
-from services.engine.backends.triton.worker import TritonWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.models.decoder import Decoder
-from services.engine.models.layers.linear import QuantizedLinear
-from services.engine.models.layers.mlp import GatedMlp
-from services.engine.models.registry import find_family
-from services.engine.parallel.linear import Summed
-from services.engine.quantization.choice import WeightForm
-from services.engine.quantization.formats import prepared
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.loading.parameters import ParameterReader
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
-from shared.settings.quantization import SMOOTHQUANT_FILE, Method, OnlineMode, prepared_method
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.operations import TritonQuantizedLinear
+from antiphon.services.engine.backends.triton.worker import TritonWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.models.decoder import Decoder
+from antiphon.services.engine.models.layers.linear import QuantizedLinear
+from antiphon.services.engine.models.layers.mlp import GatedMlp
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.parallel.linear import Summed
+from antiphon.services.engine.quantization.choice import WeightForm
+from antiphon.services.engine.quantization.formats import prepared
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.worker.loading.parameters import ParameterReader
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE, Method, OnlineMode, prepared_method
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import GROUP, LAYOUTS, compressed, make_checkpoints
@@ -242,7 +242,7 @@ def test_plain_weights_are_rounded_while_they_are_loaded(
     mode: str, levels: int, backend: str, model: Path, tmp_path: Path
 ) -> None:
     """The tokens are those of the rounded weights in transformers; embedding and norms stay as they are."""
-    from services.engine.quantization.online import online_quantizer
+    from antiphon.services.engine.quantization.online import online_quantizer
 
     quantize = online_quantizer(mode)  # type: ignore[arg-type]
     plain = tmp_path / "plain"
@@ -303,7 +303,7 @@ def test_rows_are_rounded_too_if_this_is_asked_for(
     ],
 )  # fmt: skip
 def test_modes_that_round_rows_choose_the_kind_of_each_matrix(mode: str, matrix: str, columns: int, kind: str) -> None:
-    from services.engine.quantization.online import online_quantizer
+    from antiphon.services.engine.quantization.online import online_quantizer
 
     rounded = online_quantizer(cast(OnlineMode, mode))(matrix, torch.ones(2, columns))
     assert (rounded.kind if isinstance(rounded, QuantizedWeight) else "") == kind
@@ -311,7 +311,7 @@ def test_modes_that_round_rows_choose_the_kind_of_each_matrix(mode: str, matrix:
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_a_head_that_is_the_embedding_is_rounded_beside_it(backend: str, tmp_path: Path) -> None:
-    from services.engine.quantization.online import online_quantizer
+    from antiphon.services.engine.quantization.online import online_quantizer
 
     model = make_model(tmp_path / "tied", "qwen2", seed=5, dtype="float32", tie_word_embeddings=True)
     quantize = online_quantizer("ifq")

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from services.engine.backends.cpu.decoder import NativeDecoder
-from services.engine.backends.cpu.native import NativeError, Step, native_weight
-from services.engine.models.registry import find_family
-from services.engine.quantization.choice import WeightForm
-from services.engine.quantization.rounding import quantize_int4, quantize_int8
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.backends.cpu.decoder import NativeDecoder
+from antiphon.services.engine.backends.cpu.native import NativeError, Step, native_weight
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.quantization.choice import WeightForm
+from antiphon.services.engine.quantization.rounding import quantize_int4, quantize_int8
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.loading.model_files import read_config
 from tests.models import make_model
 from tests.native.libraries import library
 from tests.quantized.harness import KINDS, VARIANTS, WEIGHT_ONLY, one_matrix

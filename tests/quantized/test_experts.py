@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.backends.cpu.worker import CpuWorker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.models.decoder import Decoder
-from services.engine.models.layers.linear import DenseLinear, QuantizedLinear
-from services.engine.models.layers.mlp import ExpertMlp
-from services.engine.parallel.linear import Summed
-from services.engine.quantization.online import online_quantizer
-from services.engine.quantization.weight import QuantizedWeight
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.models.decoder import Decoder
+from antiphon.services.engine.models.layers.linear import DenseLinear, QuantizedLinear
+from antiphon.services.engine.models.layers.mlp import ExpertMlp
+from antiphon.services.engine.parallel.linear import Summed
+from antiphon.services.engine.quantization.online import online_quantizer
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import LAYOUTS, make_checkpoints

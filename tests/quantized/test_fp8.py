@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.backends.triton.operations import TritonQuantizedLinear
-from services.engine.backends.triton.worker import TritonWorker
-from services.engine.models.decoder import Decoder
-from services.engine.models.layers.linear import QuantizedLinear
-from services.engine.quantization import choice
-from services.engine.quantization.rounding import quantize_fp8
-from services.engine.quantization.weight import QuantizedWeight
-from shared.flags import SettingsError
-from shared.settings.quantization import Device
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.operations import TritonQuantizedLinear
+from antiphon.services.engine.backends.triton.worker import TritonWorker
+from antiphon.services.engine.models.decoder import Decoder
+from antiphon.services.engine.models.layers.linear import QuantizedLinear
+from antiphon.services.engine.quantization import choice
+from antiphon.services.engine.quantization.rounding import quantize_fp8
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import Device
 from tests.model.harness import make_prompt, make_worker, settings
 from tests.model.looped import run
 from tests.models import greedy_reference, make_model

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.load import load_worker
-from services.engine.core.plan import CoreLimits
-from services.engine.quantization.formats.gguf import Gguf
-from services.engine.quantization.weight import QuantizedWeight
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.models.model_files import model_directory
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.quantization.formats.gguf import Gguf
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.model_files import model_directory
 from tests.gguf_files import Kind, encoded, write_gguf
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
@@ -38,7 +38,7 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidde
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Converted files lie in the home, compiled code in the real one."""
-    monkeypatch.setattr("shared.models.gguf_model.directory._CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("antiphon.shared.models.gguf_model.directory._CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.engine.backends.cpu.native import NativeError, native_weight
-from services.engine.quantization.rounding import quantize_int4, quantize_int8
-from services.engine.quantization.weight import INT4_KINDS, QuantizedWeight, pack_nibbles
+from antiphon.services.engine.backends.cpu.native import NativeError, native_weight
+from antiphon.services.engine.quantization.rounding import quantize_int4, quantize_int8
+from antiphon.services.engine.quantization.weight import INT4_KINDS, QuantizedWeight, pack_nibbles
 from tests.quantized.harness import (
     KINDS,
     VARIANTS,

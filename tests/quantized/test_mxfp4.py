@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.backends.cpu.worker import CpuWorker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import CoreLimits
-from services.engine.models.decoder import Decoder
-from services.engine.models.layers.linear import QuantizedLinear
-from services.engine.models.layers.mlp import ExpertMlp
-from services.engine.quantization.formats.mxfp4 import LEVELS, Mxfp4
-from shared.errors import ServiceError
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.models.decoder import Decoder
+from antiphon.services.engine.models.layers.linear import QuantizedLinear
+from antiphon.services.engine.models.layers.mlp import ExpertMlp
+from antiphon.services.engine.quantization.formats.mxfp4 import LEVELS, Mxfp4
+from antiphon.shared.errors import ServiceError
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 from tests.support.ranks import RankThreads

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.backends.cpu.compile import CompileError, usable_variants
+from antiphon.services.engine.backends.cpu.compile import CompileError, usable_variants
 from tests.native.drivers import HEAP, build, kept
 from tests.native.libraries import need_compiler
 

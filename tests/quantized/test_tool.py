@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from antiphon.cli import main
-from services.engine.core.plan import CoreLimits
-from shared.settings.quantization import SMOOTHQUANT_FILE
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.models import greedy_reference, make_model
 from tests.quantized.written import all_tensors, write_plain
@@ -224,7 +224,7 @@ def test_smooth_quant_also_writes_one_file_that_needs_no_other(model: Path, tmp_
 def test_the_strength_of_smoothing_has_a_default_by_model(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from services.engine.quantizer.job import default_strength
+    from antiphon.services.engine.quantizer.job import default_strength
 
     assert quantize(model, tmp_path / "default", "smooth_quant") == 0
     assert "-sq: 0.8, the default" in capsys.readouterr().err
@@ -371,7 +371,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
 ) -> None:
     whole, halted = tmp_path / "whole", tmp_path / "halted"
     assert quantize(model, whole, algorithm) == 0
-    save = __import__("services.engine.quantizer.output", fromlist=["Output"]).Output.save
+    save = __import__("antiphon.services.engine.quantizer.output", fromlist=["Output"]).Output.save
 
     def until_the_second_layer(self: object, shard: int, tensors: dict[str, torch.Tensor]) -> None:
         if shard == 2:
@@ -379,7 +379,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
         save(self, shard, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr("services.engine.quantizer.output.Output.save", until_the_second_layer)
+        patch.setattr("antiphon.services.engine.quantizer.output.Output.save", until_the_second_layer)
         assert quantize(model, halted, algorithm) == 1
     assert "it continues" in capsys.readouterr().err
     kept = (halted / "model-00002-of-00003.safetensors").stat().st_mtime_ns

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from services.engine.quantization.formats.grouped import grouped_weight
-from services.engine.quantization.group_order import group_order
-from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight, stack
+from antiphon.services.engine.quantization.formats.grouped import grouped_weight
+from antiphon.services.engine.quantization.group_order import group_order
+from antiphon.services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
 from tests.quantized.harness import random_weight
 
 SHAPES = ((1, 1), (5, 33), (16, 96), (7, 200))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from services.detokenizer.service import DetokenizerService
-from services.engine.core.invariants import check as check_core
-from services.engine.engine import Engine
-from services.engine.service import EngineService
-from services.engine.steps.loop import StepLoop
-from services.tokenizer.service import TokenizerService
+from antiphon.services.detokenizer.service import DetokenizerService
+from antiphon.services.engine.core.invariants import check as check_core
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.service import EngineService
+from antiphon.services.engine.steps.loop import StepLoop
+from antiphon.services.tokenizer.service import TokenizerService
 from tests.sim.transfers import Network, SimConnector
 
 STEP_S = 0.01

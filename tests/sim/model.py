@@ -9,11 +9,11 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 
-from services.engine.core.plan import EngineFacts, SampledLogprobs, ScheduledSequence, StepPlan, StepResult
-from shared.codec import pack_ids
-from shared.messages import PromptLogprobs
-from shared.parameters.pooling import PoolingKind
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import EngineFacts, SampledLogprobs, ScheduledSequence, StepPlan, StepResult
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.messages import PromptLogprobs
+from antiphon.shared.parameters.pooling import PoolingKind
+from antiphon.shared.parameters.sampling import SamplingParams
 
 VOCABULARY = 256
 EMBEDDING_SIZE = 8

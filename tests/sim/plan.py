@@ -8,10 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from services.gateway.path.generation import Client, GenerationRequest, ModelCard, Origin, OutputText, PromptInputs
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import BeamParams, SamplingParams
-from shared.request.choices import choice_params
+from antiphon.services.gateway.path.generation import (
+    Client,
+    GenerationRequest,
+    ModelCard,
+    Origin,
+    OutputText,
+    PromptInputs,
+)
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
+from antiphon.shared.request.choices import choice_params
 from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference
 
 LOAD_S = 4.0
@@ -162,7 +169,7 @@ class Plan:
     delay_s: tuple[float, float] = (0.0001, 0.002)
     step_s: float = 0.01
     bounds: dict[str, int] = field(default_factory=dict)
-    """Lower values for some of `shared.limits`, so that a small load reaches them."""
+    """Lower values for some of `antiphon.shared.limits`, so that a small load reaches them."""
     loads: tuple[Load, ...] = ()
     faults: tuple[Fault, ...] = ()
 

@@ -1,6 +1,6 @@
 """What a society still keeps of requests that have ended: empty when everything has been let go."""
 
-from services.engine.core.invariants import check as check_core
+from antiphon.services.engine.core.invariants import check as check_core
 from tests.sim.society import Member, Society
 
 

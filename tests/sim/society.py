@@ -15,17 +15,17 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from services.engine.executor import Executor
-from services.gateway.guests import make_guests
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import Generation, GenerationRequest, SequenceUpdate
-from shared import limits
-from shared.actors.host import Host, Service
-from shared.actors.presence import HeartbeatTask, interval_of
-from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
-from shared.errors import ServiceError
-from shared.messages import ServiceName
-from shared.subjects import Subjects
+from antiphon.services.engine.executor import Executor
+from antiphon.services.gateway.guests import make_guests
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import Generation, GenerationRequest, SequenceUpdate
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host, Service
+from antiphon.shared.actors.presence import HeartbeatTask, interval_of
+from antiphon.shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ServiceName
+from antiphon.shared.subjects import Subjects
 from tests.sim.doubles import STEP_S, SimulatedDetokenizer, SimulatedEngine, SimulatedTokenizer
 from tests.sim.model import HashModel, HashWorker, PipelinedHashWorker, next_token
 from tests.sim.transfers import Network
@@ -181,7 +181,7 @@ class Society:
         self._end(self.members[name])
 
     def terminate(self, name: str) -> None:
-        """SIGTERM: what `shared.actors.service` does with it."""
+        """SIGTERM: what `antiphon.shared.actors.service` does with it."""
         member = self.members[name]
         if not member.draining:
             member.draining = True

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shared import limits
+from antiphon.shared import limits
 from tests.sim.model import Reference
 from tests.sim.plan import CALM_S, Fault, Load, Plan
 from tests.sim.residue import residue

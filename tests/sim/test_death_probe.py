@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.sequence_state import Phase
-from shared import limits
+from antiphon.services.gateway.path.sequence_state import Phase
+from antiphon.shared import limits
 from tests.sim.society import Society
 from tests.sim.test_society import greedy, model_dir, simulate
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared import limits
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.society import Answer, Society, make_tokenizer
 from tests.sim.test_society import expected, settled
 from tests.support.simulation import run_simulation

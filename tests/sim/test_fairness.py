@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.edge.access.call import Call
-from services.gateway.edge.access.guard import client_of
-from services.gateway.path.generation import Client, GenerationRequest, GuestOptions, Origin, PromptInputs
-from shared.parameters.sampling import SamplingParams
-from shared.security.api_keys import ApiKey
+from antiphon.services.gateway.edge.access.call import Call
+from antiphon.services.gateway.edge.access.guard import client_of
+from antiphon.services.gateway.path.generation import Client, GenerationRequest, GuestOptions, Origin, PromptInputs
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.security.api_keys import ApiKey
 from tests.sim.doubles import STEP_S
 from tests.sim.model import next_token
 from tests.sim.society import Society, make_tokenizer

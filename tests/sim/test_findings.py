@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.model import HashModel
 from tests.sim.plan import MAX_MODEL_LEN, Fault, Load, Place, Plan
 from tests.sim.run import make_models

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from services.gateway.path.sequence_state import Phase
-from shared import limits
-from shared.bus import transport
-from shared.bus.transport import Delivery
-from shared.codec import Decoder
-from shared.messages import Cancel, CloseStream, Done, Message, OpenBatch, SubmitBatch
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.services.gateway.path.sequence_state import Phase
+from antiphon.shared import limits
+from antiphon.shared.bus import transport
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import Decoder
+from antiphon.shared.messages import Cancel, CloseStream, Done, Message, OpenBatch, SubmitBatch
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim import doubles
 from tests.sim.society import Answer, Society, make_tokenizer, next_token
 from tests.support.simulation import run_simulation

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.path.generation import GenerationRequest, GuestOptions, PromptInputs
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.generation import GenerationRequest, GuestOptions, PromptInputs
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.society import Society
 from tests.sim.test_society import model_dir, simulate
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.gateway.guests.lockstep.guest import Lockstep
-from services.gateway.path.generation import GuestOptions
-from services.gateway.path.sequence_state import Address
-from shared import limits
+from antiphon.services.gateway.guests.lockstep.guest import Lockstep
+from antiphon.services.gateway.path.generation import GuestOptions
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared import limits
 from tests.sim.model import HashModel
 from tests.sim.society import SimulatedEngine, Society, worker_of
 from tests.sim.test_society import BUS, check, greedy, model_dir, simulate

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from services.gateway.path.placement.queue_wait import UNKNOWN_ROUNDS
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.services.gateway.path.placement.queue_wait import UNKNOWN_ROUNDS
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
 from tests.sim.society import Society, make_tokenizer
 from tests.support.simulation import run_simulation

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared import limits
-from shared.parameters.pooling import PoolingKind, PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.model import HashModel
 from tests.sim.society import Answer, Society, make_tokenizer
 from tests.sim.test_society import simulate

@@ -4,7 +4,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from services.gateway.path.generation import Client, Origin
+from antiphon.services.gateway.path.generation import Client, Origin
 from tests.sim.society import Society
 from tests.sim.test_society import check, greedy, model_dir, simulate
 

@@ -6,21 +6,21 @@ import pytest
 from msgspec.structs import replace
 
 from antiphon.operate import offline_replay
-from services.gateway.guests.replay.comparison import replay
-from services.gateway.guests.replay.content import content_of
-from services.gateway.guests.replay.rerun import forked, whole
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.path.generation import GenerationRequest, GuestOptions, Origin, PromptInputs
-from services.gateway.path.messages import Prompt
-from services.gateway.path.record import RequestFacts
-from services.gateway.path.sequence_state import SequenceState
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
-from shared.recorded_request import RecordedContent, decode
-from shared.request.images import ImageInput
+from antiphon.services.gateway.guests.replay.comparison import replay
+from antiphon.services.gateway.guests.replay.content import content_of
+from antiphon.services.gateway.guests.replay.rerun import forked, whole
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.ops.timeline.request_record import RequestRecord
+from antiphon.services.gateway.path.generation import GenerationRequest, GuestOptions, Origin, PromptInputs
+from antiphon.services.gateway.path.messages import Prompt
+from antiphon.services.gateway.path.record import RequestFacts
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.recorded_request import RecordedContent, decode
+from antiphon.shared.request.images import ImageInput
 from tests.sim.society import Society
 from tests.sim.test_society import model_dir, simulate
 from tests.unit.gateway.bodies import CARD

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.path.generation import GuestOptions, ResumedOutput
-from shared import limits
+from antiphon.services.gateway.path.generation import GuestOptions, ResumedOutput
+from antiphon.shared import limits
 from tests.sim.society import Member, Society
 from tests.sim.test_society import expected, greedy, model_dir, simulate
 

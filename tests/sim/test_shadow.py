@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.guests.shadow.guest import Comparison, ShadowTraffic
-from services.gateway.path.generation import GenerationRequest, GuestOptions, PromptInputs, ResumedOutput
-from shared import limits
-from shared.deployment.model_versions import ModelState, ModelStates, ModelVersion
-from shared.parameters.sampling import SamplingParams
-from shared.request.images import ImageInput
+from antiphon.services.gateway.guests.shadow.guest import Comparison, ShadowTraffic
+from antiphon.services.gateway.path.generation import GenerationRequest, GuestOptions, PromptInputs, ResumedOutput
+from antiphon.shared import limits
+from antiphon.shared.deployment.model_versions import ModelState, ModelStates, ModelVersion
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request.images import ImageInput
 from tests.sim.society import Society
 from tests.sim.test_society import expected, model_dir, simulate
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, OutputText, PromptInputs
-from shared import limits
-from shared.messages import TokenEvents
-from shared.parameters.sampling import BeamParams, SamplingParams
-from shared.request.choices import choice_params
+from antiphon.services.gateway.path.generation import GenerationRequest, OutputText, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.messages import TokenEvents
+from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
+from antiphon.shared.request.choices import choice_params
 from tests.sim.model import HashModel, beam_references
 from tests.sim.society import Answer, Society, make_tokenizer, next_token, worker_of
 from tests.support.simulation import run_simulation
@@ -130,8 +130,8 @@ def test_a_lost_first_or_last_message_is_repaired(model_dir, subject, place):
 
 
 def _is_edge(delivery, place: str) -> bool:
-    from shared.codec import Decoder
-    from shared.messages import TextEvents
+    from antiphon.shared.codec import Decoder
+    from antiphon.shared.messages import TextEvents
 
     message = Decoder([TokenEvents, TextEvents]).decode(delivery.payload)
     event = message.events[0]

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.society import SimulatedEngine, Society, next_token
 from tests.sim.test_society import many, model_dir, simulate
 

@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-from services.gateway.edge.access.guard import GuardedBackend
-from services.gateway.edge.access.quotas import Quotas
-from services.gateway.edge.access.usage import Receiver, UsageLedger
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared.errors import ServiceError
-from shared.messages import UsageRecord
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.edge.access.guard import GuardedBackend
+from antiphon.services.gateway.edge.access.quotas import Quotas
+from antiphon.services.gateway.edge.access.usage import Receiver, UsageLedger
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import UsageRecord
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.sim.society import Society, make_tokenizer
 from tests.support.simulation import SimClock, run_simulation
 

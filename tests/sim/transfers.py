@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
-from services.engine.kv.channel import Channel, Closed
-from services.engine.kv.layout import KvLayout
-from services.engine.kv.pieces import Bytes, checksum
-from services.engine.kv.receiver import load
-from services.engine.kv.sender import Sender
-from services.engine.kv.shared_memory import ReceiverPool
-from services.engine.kv.wire import Block, Header
-from services.engine.steps.loop import StepLoop
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
+from antiphon.services.engine.kv.channel import Channel, Closed
+from antiphon.services.engine.kv.layout import KvLayout
+from antiphon.services.engine.kv.pieces import Bytes, checksum
+from antiphon.services.engine.kv.receiver import load
+from antiphon.services.engine.kv.sender import Sender
+from antiphon.services.engine.kv.shared_memory import ReceiverPool
+from antiphon.services.engine.kv.wire import Block, Header
+from antiphon.services.engine.steps.loop import StepLoop
 
 DELAY_S = 0.001
 

@@ -18,11 +18,11 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.models.model_files import DEMO_DIRECTORY
-from shared.parameters.grammar import Grammar
-from shared.text.grammars.constraint import check_grammar, compile_grammar, model_tokenizer
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.text.grammars.constraint import check_grammar, compile_grammar, model_tokenizer
 
 SPELLINGS_MAX = 64
 _ORDERED_MEMBERS_MAX = 4

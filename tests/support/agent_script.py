@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
 
 CONTENT = "The kettle is blue."
 """What is in the file that agents are asked to read."""

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.bus.transport import Delivery
+from antiphon.shared.bus.transport import Delivery
 
 Rule = float | Callable[[Delivery], bool]
 """Which messages a fault applies to: each with this probability, or those for which the predicate is true."""

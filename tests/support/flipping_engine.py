@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 
-from services.engine.service import EngineService
-from shared.actors.service import main
-from shared.config import EngineSettings
+from antiphon.services.engine.service import EngineService
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 
 WEIGHT, BIT = os.environ.get("FLIP_WEIGHT", "layer 0, down"), int(os.environ.get("FLIP_BIT", "14"))
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from shared import limits
-from shared.actors.host import Status
-from shared.messages import EngineCounters, EngineLoad, EngineStatus, Heartbeat, ServiceName, ServiceState
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Status
+from antiphon.shared.messages import EngineCounters, EngineLoad, EngineStatus, Heartbeat, ServiceName, ServiceState
 
 
 def heartbeat(

@@ -41,7 +41,7 @@ class Copies:
 
 def install() -> None:
     """Replaces the start of kernels by one over copies, for arguments on the CPU."""
-    from services.engine.backends.triton.kernels import runtime
+    from antiphon.services.engine.backends.triton.kernels import runtime
 
     start = runtime._start
 

@@ -1,7 +1,7 @@
 """A bus within one process for tests and simulations: seeded, deterministic, with faults that a test can switch on.
 
-The bus gives the guarantees of `shared.bus.transport`, like a NATS server. The methods of `MemoryBus` add the faults
-that occur with a real server. On a loop with virtual time (`simulation`) the same seed gives the same run.
+The bus gives the guarantees of `antiphon.shared.bus.transport`, like a NATS server. The methods of `MemoryBus` add the
+faults that occur with a real server. On a loop with virtual time (`simulation`) the same seed gives the same run.
 
 Timing is as on a network. A message arrives `delay_s` after it was sent, but never before an earlier message from the
 same connection to the same subscription (unless `reordering` is set). A subscription becomes effective `delay_s` after
@@ -18,8 +18,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from shared import limits
-from shared.bus.transport import Delivery
+from antiphon.shared import limits
+from antiphon.shared.bus.transport import Delivery
 from tests.support.faults import Fault, Faults, Rule, matches
 from tests.support.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
 from tests.support.memory_durable_log import LogEntry

@@ -10,11 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared import limits
-from shared.bus.durable_log import LogConfig
-from shared.bus.key_value import BucketConfig
-from shared.bus.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic, too_large
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogConfig
+from antiphon.shared.bus.key_value import BucketConfig
+from antiphon.shared.bus.transport import (
+    Delivery,
+    Headers,
+    NoRespondersError,
+    Receiver,
+    RequestTimeoutError,
+    Traffic,
+    too_large,
+)
+from antiphon.shared.errors import ServiceError
 from tests.support.memory_durable_log import MemoryDurableLog
 from tests.support.memory_key_value import Bucket, MemoryKeyValueStore
 

@@ -4,7 +4,7 @@ import asyncio
 import fnmatch
 from typing import TYPE_CHECKING, NamedTuple
 
-from shared.bus.durable_log import LogConfig, Logged, LogUnavailableError
+from antiphon.shared.bus.durable_log import LogConfig, Logged, LogUnavailableError
 
 if TYPE_CHECKING:
     from tests.support.memory_connection import MemoryTransport

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.bus.key_value import Entry, StoreUnavailableError
+from antiphon.shared.bus.key_value import Entry, StoreUnavailableError
 
 if TYPE_CHECKING:
     from tests.support.memory_connection import MemoryTransport

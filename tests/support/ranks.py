@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.executor import Executor
-from services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
-from services.engine.executor.image_parts import parts_of, without_embeddings
-from services.engine.executor.rank import serve
-from services.engine.parallel.communicator import Communicator
-from services.engine.parallel.shard import Shard
-from services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
+from antiphon.services.engine.executor.image_parts import parts_of, without_embeddings
+from antiphon.services.engine.executor.rank import serve
+from antiphon.services.engine.parallel.communicator import Communicator
+from antiphon.services.engine.parallel.shard import Shard
+from antiphon.services.engine.worker.interface import ModelWorker
 
 TIMEOUT_S = 60.0
 PART_BYTES = 1000

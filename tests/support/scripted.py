@@ -13,17 +13,17 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.detokenizer.service import DetokenizerService
-from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.service import EngineService
-from services.gateway.path.actor import GatewayActor
-from services.tokenizer.service import TokenizerService
-from shared.actors.host import Host, Service
-from shared.actors.presence import HeartbeatTask, interval_of
-from shared.clock import SystemClock
-from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
-from shared.parameters.grammar import Grammar
-from shared.subjects import Subjects, new_instance_id
+from antiphon.services.detokenizer.service import DetokenizerService
+from antiphon.services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.service import EngineService
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.tokenizer.service import TokenizerService
+from antiphon.shared.actors.host import Host, Service
+from antiphon.shared.actors.presence import HeartbeatTask, interval_of
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.subjects import Subjects, new_instance_id
 from tests.integration.edge import serving
 from tests.sim.society import Gateway
 from tests.support.memory import MemoryBus

@@ -225,7 +225,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
 
 class SimClock:
-    """`shared.clock.Clock` in virtual time. It must be created inside the simulation."""
+    """`antiphon.shared.clock.Clock` in virtual time. It must be created inside the simulation."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -10,10 +10,10 @@ from typing import Literal
 
 from msgspec import structs
 
-from services.engine.kv import sender
-from services.engine.kv.channel import Channel
-from services.engine.kv.pieces import Bytes
-from services.engine.kv.wire import Block, Header
+from antiphon.services.engine.kv import sender
+from antiphon.services.engine.kv.channel import Channel
+from antiphon.services.engine.kv.pieces import Bytes
+from antiphon.services.engine.kv.wire import Block, Header
 
 Kind = Literal["none", "damage", "silence", "cut", "foreign", "short", "twice"]
 

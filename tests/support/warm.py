@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from shared.actors.imports import without_collections
+from antiphon.shared.actors.imports import without_collections
 
 NAME = "warm"
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,20 +39,20 @@ WRAPPER = str(ROOT / "antiphon/supervision/child.py")
 LAUNCHERS = ("antiphon", "antiphon.entrypoints.openai.api_server", "tests.system.mortal_launcher")
 SERVICES = ("gateway", "tokenizer", "engine", "engine.executor.rank", "detokenizer", "vision")
 FAULTY = ("tests.system.faulty_engine", "tests.system.mortal_engine")
-MODULES = (*LAUNCHERS, *FAULTY, *(f"services.{name}" for name in SERVICES))
+MODULES = (*LAUNCHERS, *FAULTY, *(f"antiphon.services.{name}" for name in SERVICES))
 IMPORTED = (
-    "services.engine.service",
-    "services.engine.backends.load",
-    "services.engine.executor.rank",
-    "services.gateway.service",
-    "services.tokenizer.service",
-    "services.detokenizer.service",
-    "services.vision.service",
+    "antiphon.services.engine.service",
+    "antiphon.services.engine.backends.load",
+    "antiphon.services.engine.executor.rank",
+    "antiphon.services.gateway.service",
+    "antiphon.services.tokenizer.service",
+    "antiphon.services.detokenizer.service",
+    "antiphon.services.vision.service",
     "antiphon.cli",
     "antiphon.launch.launcher",
     "antiphon.supervision.death_notice",
     "antiphon.versions.supervisor",
-    "shared.deployment.store_keeper",
+    "antiphon.shared.deployment.store_keeper",
 )
 OWN = (
     "ANTIPHON_", "FAULT", "FIRST", "MODEL_PATH", "MORTAL_", "NODE_RANK", "OPENAI_API_KEYS", "PYTEST_",
@@ -124,7 +124,7 @@ class Warm:
             return self._ask(order, [*standard, *passed])
 
     def _can_fork(self, words: Sequence[str], given: Sequence[Any], environ: Mapping[bytes, bytes]) -> bool:
-        is_ours = words[:2] == (sys.executable, "-m") and len(words) > 2 and words[2] in MODULES
+        is_ours = words[0] == sys.executable and "-m" in words[1:3] and _after_m(words)[0] in MODULES
         is_here = given[4] is None or Path(os.fsdecode(given[4])).resolve() == ROOT
         changed = {os.fsdecode(name) for name, _ in environ.items() ^ self._environ.items()}
         is_plain = given[16:22] == (-1, None, None, None, -1, None)  # group, user, umask, a function to call
@@ -185,11 +185,17 @@ def become(order: Order, descriptors: Sequence[int]) -> None:
 
         child.die_with_parent(order.parent)
         child.wait_for_a_turn()
-    if order.words[2] in LAUNCHERS or any("-parallel-size=" in word for word in order.words):
+    module, *_ = arguments = _after_m(order.words)
+    if module in LAUNCHERS or any("-parallel-size=" in word for word in order.words):
         _attend()
     sys.orig_argv[:] = order.words
-    sys.argv[:] = order.words[2:]
-    runpy.run_module(order.words[2], run_name="__main__", alter_sys=True)
+    sys.argv[:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _after_m(words: Sequence[str]) -> Sequence[str]:
+    """The module of a command `python [-P] -m MODULE ARGUMENT…`, and its arguments."""
+    return words[words.index("-m") + 1 :]
 
 
 def _attend() -> None:

@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from services.engine.service import EngineService
-from shared.actors.service import main
-from shared.config import EngineSettings
+from antiphon.services.engine.service import EngineService
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 from tests.support.transfer_faults import Faults
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
-from services.engine.core.plan import StepPlan
-from services.engine.executor import Executor
-from services.engine.service import EngineService
-from shared.actors.service import main
-from shared.config import EngineSettings
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.service import EngineService
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 from tests.support.transfer_faults import Faults
 
 

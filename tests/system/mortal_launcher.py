@@ -15,7 +15,7 @@ def install() -> None:
 
     def with_mortal_engine(*given: Any, **named: Any) -> ChildSpec:
         spec = service_spec(*given, **named)
-        argv = ["tests.system.mortal_engine" if word == "services.engine" else word for word in spec.argv]
+        argv = ["tests.system.mortal_engine" if word == "antiphon.services.engine" else word for word in spec.argv]
         return replace(spec, argv=argv, standby_argv=())
 
     launcher.service_spec = with_mortal_engine

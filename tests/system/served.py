@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.actors.standby import stands_by
+from antiphon.shared.actors.standby import stands_by
 from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]

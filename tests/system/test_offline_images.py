@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from antiphon import LLM, AsyncLLMEngine, SamplingParams
 from antiphon.cli import main
-from shared.request.data_urls import data_url
+from antiphon.shared.request.data_urls import data_url
 from tests.models import make_model
 from tests.system.offline import FLAGS, generate
 from tests.vision_models import IMAGE_PAD, VIDEO_PAD, image, make_vision_model, vision_reference

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from antiphon.async_client import get
-from shared import limits
+from antiphon.shared import limits
 from tests.system.served import END_S, READY_S, ROOT, Served, alive, has_opentelemetry, serve_tiny, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]

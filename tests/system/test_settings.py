@@ -13,8 +13,8 @@ import pytest
 
 from antiphon.async_client import get
 from antiphon.cli import main
-from services.engine.backends.load import load_worker
-from shared.config import EngineSettings, GatewaySettings
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.shared.config import EngineSettings, GatewaySettings
 from tests.conftest import free_port
 from tests.system.served import ROOT, Served, fetch, until_the_end
 

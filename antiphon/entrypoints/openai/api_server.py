@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from antiphon.cli import Parser, guarded, unknown_words
 from antiphon.settings import NOT_FOR_USERS, DirectSettings
-from shared.flags import SettingsError, add_flags, normalise, parse
-from shared.settings.other_options import take
+from antiphon.shared.flags import SettingsError, add_flags, normalise, parse
+from antiphon.shared.settings.other_options import take
 
 
 def main(argv: Sequence[str] | None = None) -> int:

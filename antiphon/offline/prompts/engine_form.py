@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from shared.errors import ServiceError
-from shared.request.checks import check_request_id, check_token_ids_len, missing, preprocess_s, refuse
-from shared.request.conversation import Turn, turns_of_history, with_system
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import check_request_id, check_token_ids_len, missing, preprocess_s, refuse
+from antiphon.shared.request.conversation import Turn, turns_of_history, with_system
 
 
 class _Form(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of the form without those of any prompt. See `services.gateway.apis.native.schemas.EngineBody`."""
+    """The fields of the form, without any prompt. See `EngineBody` in `services/gateway/apis/native/schemas.py`."""
 
     request_id: str | None = None
     prompt: str | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from antiphon.offline.sampling_params import SamplingParams, grammar_of
-from shared.errors import ServiceError
+from antiphon.shared.errors import ServiceError
 
 _KINDS = "guided_json, guided_regex, guided_choice, guided_grammar and guided_json_object"
 

@@ -10,20 +10,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from services.engine.core.plan import PlacedImage
-from shared import limits
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.messages import ImageTokens
-from shared.models.image_models import processor_kwargs
-from shared.models.model_files import model_directory
-from shared.request.images import ImageInput, ImageUrl, TakeImage, check_detail, plain_places, read_image_url
-from shared.structures.byte_cache import ByteCache
+from antiphon.services.engine.core.plan import PlacedImage
+from antiphon.shared import limits
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ImageTokens
+from antiphon.shared.models.image_models import processor_kwargs
+from antiphon.shared.models.model_files import model_directory
+from antiphon.shared.request.images import ImageInput, ImageUrl, TakeImage, check_detail, plain_places, read_image_url
+from antiphon.shared.structures.byte_cache import ByteCache
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from services.vision.encoder import EncodedImage, VisionEncoder
+    from antiphon.services.vision.encoder import EncodedImage, VisionEncoder
 
 _PIL_SCHEME = "pil:"
 NOT_ENABLED = "this model was loaded for text: create the LLM with enable_mm=True and a model that takes images"
@@ -81,7 +81,7 @@ class ImageEncoder:
         """
         import torch
 
-        from services.vision.encoder import VisionEncoder
+        from antiphon.services.vision.encoder import VisionEncoder
 
         directory = model_directory(settings)
         self._encoder = VisionEncoder(directory, processor_kwargs(arguments), torch.float32, "cpu")
@@ -98,7 +98,7 @@ class ImageEncoder:
         return EncodedPrompt(self._encoder, [self._one(image) for image in images])
 
     def _one(self, given: "bytes | Image") -> "tuple[bytes, EncodedImage]":
-        from services.vision.images import checked_image, open_image
+        from antiphon.services.vision.images import checked_image, open_image
 
         try:
             image = open_image(given) if isinstance(given, bytes) else checked_image(given)

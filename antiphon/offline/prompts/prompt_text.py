@@ -1,8 +1,8 @@
 """Text processing in this process: prompts to token ids, conversations to prompts, and the vocabulary for outputs.
 
-The code is the same as in the tokenizer and detokenizer services (`shared.text`). A chat template is rendered in this
-process, in Jinja's sandbox, without the separate worker process of the tokenizer service: the author of the program
-chose the model and therefore its template.
+The code is the same as in the tokenizer and detokenizer services (`antiphon.shared.text`). A chat template is rendered
+in this process, in Jinja's sandbox, without the separate worker process of the tokenizer service: the author of the
+program chose the model and therefore its template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ import msgspec
 
 from antiphon.offline.prompts.images import taker, without_pil
 from antiphon.offline.prompts.inputs import Prompt
-from shared import limits
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.messages import ImageTokens
-from shared.models.model_files import model_directory, tokenizer_directory
-from shared.parameters.context import check_context, fitted
-from shared.request import conversation
-from shared.request.checks import check_token_ids
-from shared.request.images import with_image_texts, with_images
-from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
-from shared.text.bad_words import bad_word_ids
-from shared.text.codec import EncodedPair, NoCodec, choose_codec, given_template
-from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
-from shared.text.templates.conversation_templates import choose_template
-from shared.text.templates.score_template import ScorePrompt
-from shared.text.templates.turns import plain_messages
-from shared.text.vocabulary import choose_vocabulary
+from antiphon.shared import limits
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ImageTokens
+from antiphon.shared.models.model_files import model_directory, tokenizer_directory
+from antiphon.shared.parameters.context import check_context, fitted
+from antiphon.shared.request import conversation
+from antiphon.shared.request.checks import check_token_ids
+from antiphon.shared.request.images import with_image_texts, with_images
+from antiphon.shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
+from antiphon.shared.text.bad_words import bad_word_ids
+from antiphon.shared.text.codec import EncodedPair, NoCodec, choose_codec, given_template
+from antiphon.shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
+from antiphon.shared.text.templates.conversation_templates import choose_template
+from antiphon.shared.text.templates.score_template import ScorePrompt
+from antiphon.shared.text.templates.turns import plain_messages
+from antiphon.shared.text.vocabulary import choose_vocabulary
 
 Message = Mapping[str, Any]
 _NO_TOKENIZER = "There is no tokenizer ('skip_tokenizer_init'): give prompt_token_ids, and no text."

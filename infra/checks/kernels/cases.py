@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.adapters.delta import padded_rank
-from services.engine.backends.triton.kernels.activation import activated
-from services.engine.backends.triton.kernels.attention.attention_work import (
+from antiphon.services.engine.adapters.delta import padded_rank
+from antiphon.services.engine.backends.triton.kernels.activation import activated
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     DeviceWork,
     FewWork,
     Geometry,
@@ -19,24 +19,24 @@ from services.engine.backends.triton.kernels.attention.attention_work import (
     ManyWork,
     queries_a_tile,
 )
-from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
-from services.engine.backends.triton.kernels.attention.latent_attention import (
+from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
     RowShape,
     attend_few_latents,
     attend_many_latents,
 )
-from services.engine.backends.triton.kernels.attention.latent_rows import store_latents
-from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
-from services.engine.backends.triton.kernels.attention.rope_kv import rotate_and_store
-from services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
-from services.engine.backends.triton.kernels.experts import mixed_experts
-from services.engine.backends.triton.kernels.lora import LoraTiles, add_products
-from services.engine.backends.triton.kernels.norm import normed
-from services.engine.backends.triton.kernels.quantized import KernelWeight, order_rows, quantized_linear
-from services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from services.engine.backends.triton.kernels.skinny import skinny_linear
-from services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
-from services.engine.kernels.sampling import new_columns
+from antiphon.services.engine.backends.triton.kernels.attention.latent_rows import store_latents
+from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import rotate_and_store
+from antiphon.services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
+from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.lora import LoraTiles, add_products
+from antiphon.services.engine.backends.triton.kernels.norm import normed
+from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, order_rows, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
+from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
+from antiphon.services.engine.kernels.sampling import new_columns
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

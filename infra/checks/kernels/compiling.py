@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from services.engine.backends.triton.kernels import runtime
+from antiphon.services.engine.backends.triton.kernels import runtime
 
 _TYPES = {
     torch.bfloat16: "bf16",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.description import DecoderDescription
 
 if TYPE_CHECKING:  # The service imports this module, and torch only while it loads its model.
     import torch

@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
-from shared.models.adapter_config import adapter_directory, unusable
+from antiphon.services.engine.adapters.delta import AdapterWeights, LoadedAdapter
+from antiphon.shared.models.adapter_config import adapter_directory, unusable
 
 if TYPE_CHECKING:  # It imports torch, which the service does only while it loads its model.
-    from services.engine.adapters.peft_files import AdapterReader
+    from antiphon.services.engine.adapters.peft_files import AdapterReader
 
 
 class AdapterLibrary:

@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.engine.adapters.delta import TARGETS, AdapterWeights, Block, Delta, Place
-from services.engine.models.layout import Grouping, Parameter
-from shared.models.adapter_config import (
+from antiphon.services.engine.adapters.delta import TARGETS, AdapterWeights, Block, Delta, Place
+from antiphon.services.engine.models.layout import Grouping, Parameter
+from antiphon.shared.models.adapter_config import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     LoraConfig,

@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.engine.adapters.delta import AdapterWeights, Block, Delta, Place
-from services.engine.models.description import DecoderDescription
-from services.engine.parallel.shard import Shard, columns_of, rows_of
+from antiphon.services.engine.adapters.delta import AdapterWeights, Block, Delta, Place
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.parallel.shard import Shard, columns_of, rows_of
 
 
 def local_adapter(weights: AdapterWeights, d: DecoderDescription, shard: Shard) -> AdapterWeights:

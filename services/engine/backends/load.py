@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch
 
-from services.engine.backends.cpu.worker import load_cpu_worker
-from services.engine.backends.torch.own_cache.kinds import keeps_own_cache
-from services.engine.backends.torch.staged_worker import StagedWorker
-from services.engine.backends.torch.whole_text.kinds import computes_whole
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.models.registry import has_family
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.worker.capacity.memory_advice import measures
-from services.engine.worker.interface import ModelWorker
-from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.models.model_files import model_directory
+from antiphon.services.engine.backends.cpu.worker import load_cpu_worker
+from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
+from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
+from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.models.registry import has_family
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.worker.capacity.memory_advice import measures
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.model_files import model_directory
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
                 "--tensor-parallel-size, --pipeline-parallel-size: encoders and classifiers run on one device"
             )
         # Imported here because importing transformers takes seconds, and most models do not need it.
-        from services.engine.backends.torch.whole_text.worker import WholeTextWorker
+        from antiphon.services.engine.backends.torch.whole_text.worker import WholeTextWorker
 
         return WholeTextWorker(settings, model_dir, device)
     if keeps_own_cache(read_config(model_dir)):
@@ -61,7 +61,7 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
                 "cache of its own, on one device; leave the option out"
             )
         # Imported here because importing transformers takes seconds, and most models do not need it.
-        from services.engine.backends.torch.own_cache.worker import OwnCacheWorker
+        from antiphon.services.engine.backends.torch.own_cache.worker import OwnCacheWorker
 
         return OwnCacheWorker(settings, model_dir, device)
     if ranks.shard.size > 1:
@@ -70,7 +70,7 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         logger.info("%s", notice)
     if uses_triton(settings, device, model_dir):
         # Imported here because Triton is not needed on a CPU.
-        from services.engine.backends.triton.worker import TritonWorker
+        from antiphon.services.engine.backends.triton.worker import TritonWorker
 
         return TritonWorker(settings, model_dir, device)
     if device.type == "cpu" and settings.execution.cpu_backend != "torch":
@@ -96,7 +96,7 @@ def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, 
         device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)
     if ranks.stage is None and uses_triton(settings, device, model_dir):
-        from services.engine.backends.triton.worker import TritonWorker
+        from antiphon.services.engine.backends.triton.worker import TritonWorker
 
         return TritonWorker(settings, model_dir, device, ranks)
     if ranks.shard.rank == 0:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from services.engine.canary.measure import Golden
-from services.engine.canary.probe import difference, observed, probe_spec
-from services.engine.core.plan import EngineFacts
-from services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.canary.measure import Golden
+from antiphon.services.engine.canary.probe import difference, observed, probe_spec
+from antiphon.services.engine.core.plan import EngineFacts
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
 
 log = logging.getLogger(__name__)
 COST_SHARE = 0.01

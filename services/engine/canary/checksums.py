@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.worker.interface import WeightMemory
 
 PORTION_BYTES = 4 * 2**20
 _WORD = 8

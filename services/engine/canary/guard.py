@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from services.engine.canary.checksums import Checksums
+from antiphon.services.engine.canary.checksums import Checksums
 
 BEAT_S = 1.0
 COST_SHARE = 0.01

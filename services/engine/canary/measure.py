@@ -6,14 +6,14 @@ The sequences use a separate core, like those of `warmup`. Called by `engine`.
 import time
 from dataclasses import dataclass, replace
 
-from services.engine.canary.probe import Observed, difference, digest, observed, probe_spec
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, StepPlan
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.executor import Executor
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.canary.probe import Observed, difference, digest, observed, probe_spec
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, StepPlan
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
 
 TIMING_S = 0.1
 """The sequence is repeated for this long, and its fastest run is its duration, because other processes may be busy at

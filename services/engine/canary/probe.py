@@ -14,9 +14,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.engine.core.plan import EngineFacts
-from services.engine.core.request import Outcome, SequenceSpec
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import EngineFacts
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 4
 TOLERANCE = 0.5

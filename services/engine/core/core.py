@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import msgspec
 
-from services.engine.core.beams.beam_group import BeamGroups, further_beams
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
-from services.engine.core.kv.prefix_cache import PrefixCache
-from services.engine.core.kv.swap import SwapSpace
-from services.engine.core.plan import (
+from antiphon.services.engine.core.beams.beam_group import BeamGroups, further_beams
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
+from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.plan import (
     CoreLimits,
     EngineFacts,
     SampledLogprobs,
@@ -30,16 +30,16 @@ from services.engine.core.plan import (
     StepResult,
     prompt_logprob_rows,
 )
-from services.engine.core.prompt_lookup import PromptLookup
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.core.residency import Residency
-from services.engine.core.scheduler import Scheduler
-from services.engine.core.sequence import Sequence, Status, from_spec
-from services.engine.core.spec_checks import SpecChecks
-from services.engine.core.stopping import Verdict, rules_for
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.messages import EngineCounters, EngineLoad, PromptLogprobs
+from antiphon.services.engine.core.prompt_lookup import PromptLookup
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.core.residency import Residency
+from antiphon.services.engine.core.scheduler import Scheduler
+from antiphon.services.engine.core.sequence import Sequence, Status, from_spec
+from antiphon.services.engine.core.spec_checks import SpecChecks
+from antiphon.services.engine.core.stopping import Verdict, rules_for
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineCounters, EngineLoad, PromptLogprobs
 
 CANARY_PRIORITY = -(2**64)
 """Priority of the engine's own test sequence (`SequenceSpec.canary`): before every priority of a request."""

@@ -7,9 +7,9 @@ in production that has nothing to compute; its time does not depend on the numbe
 import math
 from collections import Counter
 
-from services.engine.core.core import Core
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.sequence import Sequence, Status
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.sequence import Sequence, Status
 
 
 def check(core: Core) -> None:

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.messages import PromptLogprobs
-from shared.parameters.pooling import PoolingKind, PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.shared.messages import PromptLogprobs
+from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 DEFAULT_BATCHED_TOKENS = 2048
 """Token budget of a step on a GPU if `--max-num-batched-tokens` is not given."""

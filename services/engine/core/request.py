@@ -5,10 +5,10 @@ from typing import Protocol
 
 import msgspec
 
-from services.engine.core.plan import PlacedImage, SampledLogprobs
-from shared.messages import FinishReason, KvSource, PromptLogprobs
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import PlacedImage, SampledLogprobs
+from antiphon.shared.messages import FinishReason, KvSource, PromptLogprobs
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 class Adapter(Protocol):

@@ -15,18 +15,18 @@ Not here: which sequence is next (`lanes`). Called by `core`, `scheduler` and th
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from services.engine.core.beams.beam_group import begin_anew, rearrange
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.kv.prefix_cache import PrefixCache
-from services.engine.core.kv.reuse import Reusable, find_reusable
-from services.engine.core.kv.swap import SwapSpace
-from services.engine.core.plan import CoreLimits, ScheduledSequence
-from services.engine.core.policy.drafting import judge, propose
-from services.engine.core.policy.waiting import WaitingQueue
-from services.engine.core.rows import RowTable
-from services.engine.core.sequence import IDLE_AGE, Sequence, Status
-from services.engine.core.step_builder import StepBuilder
-from shared.messages import EngineCounters
+from antiphon.services.engine.core.beams.beam_group import begin_anew, rearrange
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.kv.reuse import Reusable, find_reusable
+from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.plan import CoreLimits, ScheduledSequence
+from antiphon.services.engine.core.policy.drafting import judge, propose
+from antiphon.services.engine.core.policy.waiting import WaitingQueue
+from antiphon.services.engine.core.rows import RowTable
+from antiphon.services.engine.core.sequence import IDLE_AGE, Sequence, Status
+from antiphon.services.engine.core.step_builder import StepBuilder
+from antiphon.shared.messages import EngineCounters
 
 _AGE = attrgetter("age")
 _FIRST_IDLE = (IDLE_AGE - 2**40, 0, 0)

@@ -8,8 +8,8 @@ be sent to the worker completely with its next tokens. Used only by `residency`.
 import heapq
 from collections.abc import Iterator
 
-from services.engine.core.adapter_slots import NO_SLOT, AdapterSlots
-from services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.adapter_slots import NO_SLOT, AdapterSlots
+from antiphon.services.engine.core.sequence import Sequence
 
 
 class RowTable:

@@ -20,16 +20,16 @@ Not here: stop conditions and results (`core`), rows and blocks (`residency`). C
 
 import math
 
-from services.engine.core.lanes import LANES
-from services.engine.core.lanes.admission import Admission
-from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.plan import CoreLimits, StepPlan
-from services.engine.core.policy.speculation import SpeculationController
-from services.engine.core.policy.step_times import StepTimes
-from services.engine.core.residency import Residency
-from services.engine.core.sequence import Sequence, Status
-from services.engine.core.step_builder import StepBuilder, joining, part_of
-from shared.messages import EngineCounters
+from antiphon.services.engine.core.lanes import LANES
+from antiphon.services.engine.core.lanes.admission import Admission
+from antiphon.services.engine.core.lanes.lane import Lane, Shared
+from antiphon.services.engine.core.plan import CoreLimits, StepPlan
+from antiphon.services.engine.core.policy.speculation import SpeculationController
+from antiphon.services.engine.core.policy.step_times import StepTimes
+from antiphon.services.engine.core.residency import Residency
+from antiphon.services.engine.core.sequence import Sequence, Status
+from antiphon.services.engine.core.step_builder import StepBuilder, joining, part_of
+from antiphon.shared.messages import EngineCounters
 
 
 class Scheduler:

@@ -13,14 +13,14 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.engine.core.adapter_slots import NO_SLOT
-from services.engine.core.plan import PlacedImage
-from services.engine.core.prompt_lookup import PromptLookup
-from services.engine.core.request import Adapter, SequenceSpec
-from services.engine.core.stopping import StopRules
-from shared.messages import PromptLogprobs
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.adapter_slots import NO_SLOT
+from antiphon.services.engine.core.plan import PlacedImage
+from antiphon.services.engine.core.prompt_lookup import PromptLookup
+from antiphon.services.engine.core.request import Adapter, SequenceSpec
+from antiphon.services.engine.core.stopping import StopRules
+from antiphon.shared.messages import PromptLogprobs
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 IDLE_AGE = 2**65
 """Added to the first number of an idle sequence's age. It exceeds the range of all priorities."""

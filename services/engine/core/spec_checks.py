@@ -1,13 +1,13 @@
 """Checks whether an engine could run a sequence if it were alone. Pure. Called by `core` for each new sequence."""
 
-from services.engine.core.plan import CoreLimits, EngineFacts
-from services.engine.core.request import SequenceSpec
-from services.engine.core.stopping import StopRules
-from shared.blocks import HASH_BYTES, is_salt_of
-from shared.errors import ServiceError
-from shared.parameters.pooling import PoolingParams, generates_nothing
-from shared.parameters.pooling import check as check_pooling
-from shared.parameters.sampling import check_vocabulary
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.core.stopping import StopRules
+from antiphon.shared.blocks import HASH_BYTES, is_salt_of
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.pooling import PoolingParams, generates_nothing
+from antiphon.shared.parameters.pooling import check as check_pooling
+from antiphon.shared.parameters.sampling import check_vocabulary
 
 
 class SpecChecks:

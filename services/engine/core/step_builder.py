@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.engine.core.plan import NewSequence, ScheduledSequence
-from services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.plan import NewSequence, ScheduledSequence
+from antiphon.services.engine.core.sequence import Sequence
 
 PART_MIN = 4
 """Number of decoding sequences up to which a plan is not divided for pipeline stages: with so few, reading the weights

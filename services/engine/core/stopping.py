@@ -6,7 +6,7 @@ Stop strings are handled by the detokenizer and aborts by `core`. Called by `cor
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
     executor.collect()        waits for the oldest plan in flight and returns its result
 
 `Executor` runs one worker in this process. `MultiprocExecutor` (`multiproc`) also sends each plan, which is plain
-data (`services.engine.core.plan`), to several processes, and returns the result of one:
+data (`antiphon.services.engine.core.plan`), to several processes, and returns the result of one:
 
     starting         starts the ranks on this machine, on others, or by Ray (`ray_ranks`)
     joining          how ranks of other machines connect and authenticate
@@ -14,6 +14,6 @@ data (`services.engine.core.plan`), to several processes, and returns the result
     rank             the program of the other ranks
 """
 
-from services.engine.executor.executor import Executor
+from antiphon.services.engine.executor.executor import Executor
 
 __all__ = ["Executor"]

@@ -12,8 +12,8 @@ import msgspec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from services.engine.adapters.delta import AdapterWeights, Delta, Place
-    from services.engine.adapters.library import AdapterLibrary
+    from antiphon.services.engine.adapters.delta import AdapterWeights, Delta, Place
+    from antiphon.services.engine.adapters.library import AdapterLibrary
 
 
 class AdapterMatrix(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -73,7 +73,7 @@ class AdapterReceiver:
 
     def take(self, message: AdapterMessage) -> None:
         """Applies a message."""
-        from services.engine.adapters.delta import AdapterWeights, Block, Delta
+        from antiphon.services.engine.adapters.delta import AdapterWeights, Block, Delta
 
         if isinstance(message, ForgetAdapter):
             self._library.forget(message.version)

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import msgspec
 
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.executor.adapter_parts import AdapterMessage
-from services.engine.executor.image_parts import EmbeddingsPart
-from services.engine.parallel.meeting import Meeting
-from shared.parameters.grammar import Grammar
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.executor.adapter_parts import AdapterMessage
+from antiphon.services.engine.executor.image_parts import EmbeddingsPart
+from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.shared.parameters.grammar import Grammar
 
 _LENGTH = struct.Struct("<Q")
 MESSAGE_BYTES_MAX = 1 << 30

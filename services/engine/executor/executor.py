@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.backends.cpu.library import compiled_copy
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.kv.layout import KvMemory
-from services.engine.worker.interface import (
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.backends.cpu.library import compiled_copy
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.worker.interface import (
     UNDER_WAY_MAX,
     AdapterWorker,
     GrammarWorker,
@@ -17,9 +17,9 @@ from services.engine.worker.interface import (
     WeighableWorker,
     WeightMemory,
 )
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.grammar import Grammar
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.grammar import Grammar
 
 
 class Executor:

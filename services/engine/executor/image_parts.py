@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from services.engine.core.plan import PlacedImage, StepPlan
+from antiphon.services.engine.core.plan import PlacedImage, StepPlan
 
 PART_BYTES = 64 * 2**20
 

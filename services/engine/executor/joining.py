@@ -23,11 +23,11 @@ from typing import TypeVar
 
 import msgspec
 
-from services.engine.executor.channel import ChannelClosed, receive_frame, send_frame
-from shared.config import EngineSettings
-from shared.flags import SettingsError, flags_of, values_of
-from shared.settings.bus import BusSettings
-from shared.version import __version__
+from antiphon.services.engine.executor.channel import ChannelClosed, receive_frame, send_frame
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError, flags_of, values_of
+from antiphon.shared.settings.bus import BusSettings
+from antiphon.shared.version import __version__
 
 logger = logging.getLogger(__name__)
 

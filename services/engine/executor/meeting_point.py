@@ -4,8 +4,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.executor.rank_processes import Rank
-from services.engine.parallel.meeting import Meeting
+from antiphon.services.engine.executor.rank_processes import Rank
+from antiphon.services.engine.parallel.meeting import Meeting
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.executor.adapter_parts import ForgetAdapter, messages_of
-from services.engine.executor.channel import (
+from antiphon.services.engine.adapters.delta import AdapterWeights, LoadedAdapter
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.executor.adapter_parts import ForgetAdapter, messages_of
+from antiphon.services.engine.executor.channel import (
     ChannelClosed,
     Collect,
     Command,
@@ -31,24 +31,24 @@ from services.engine.executor.channel import (
     RunPlan,
     digest_of,
 )
-from services.engine.executor.executor import Executor
-from services.engine.executor.image_parts import parts_of as embeddings_of
-from services.engine.executor.image_parts import without_embeddings
-from services.engine.executor.rank_memory import RankMemory, parts_of
-from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
-from services.engine.executor.starting import started_ranks
-from services.engine.kv.layout import KvMemory
-from services.engine.models.description import DecoderDescription
-from services.engine.parallel.meeting import Meeting
-from services.engine.parallel.shard import Shard
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
-from shared.flags import SettingsError
-from shared.models.model_files import model_directory
-from shared.parameters.grammar import Grammar
+from antiphon.services.engine.executor.executor import Executor
+from antiphon.services.engine.executor.image_parts import parts_of as embeddings_of
+from antiphon.services.engine.executor.image_parts import without_embeddings
+from antiphon.services.engine.executor.rank_memory import RankMemory, parts_of
+from antiphon.services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
+from antiphon.services.engine.executor.starting import started_ranks
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.services.engine.parallel.shard import Shard
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.model_files import model_directory
+from antiphon.shared.parameters.grammar import Grammar
 
 if TYPE_CHECKING:
-    from services.engine.parallel.communicator import TorchCommunicator
+    from antiphon.services.engine.parallel.communicator import TorchCommunicator
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class MultiprocExecutor(Executor):
 
     def _share(self, loaded: LoadedAdapter, weights: AdapterWeights) -> None:
         """Sends the other ranks their parts of an adapter. They keep it until `loaded` is no longer referenced here."""
-        from services.engine.adapters.shards import local_adapter
+        from antiphon.services.engine.adapters.shards import local_adapter
 
         for rank, shard in zip(self._ranks, self._shards[1:], strict=True):
             for message in messages_of(local_adapter(weights, self._whole, shard)):
@@ -160,7 +160,7 @@ class MultiprocExecutor(Executor):
 
     @functools.cached_property
     def _whole(self) -> DecoderDescription:
-        from services.engine.worker.loading.model_files import describe_model
+        from antiphon.services.engine.worker.loading.model_files import describe_model
 
         return describe_model(model_directory(self._settings))
 
@@ -203,7 +203,7 @@ class MultiprocExecutor(Executor):
 
 def _load_first(settings: EngineSettings, meeting: Meeting) -> tuple[ModelWorker, TorchCommunicator]:
     # Imported here because importing torch takes seconds, while the other ranks start.
-    from services.engine.executor.rank import load
+    from antiphon.services.engine.executor.rank import load
 
     return load(settings, 0, meeting)
 

@@ -16,9 +16,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from services.engine.executor import Executor
-from services.engine.executor.adapter_parts import AdapterMessage, AdapterReceiver
-from services.engine.executor.channel import (
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.executor.adapter_parts import AdapterMessage, AdapterReceiver
+from antiphon.services.engine.executor.channel import (
     Channel,
     ChannelClosed,
     CompileGrammar,
@@ -28,20 +28,20 @@ from services.engine.executor.channel import (
     Start,
     digest_of,
 )
-from services.engine.executor.image_parts import EmbeddingsPart, EmbeddingsReceiver
-from services.engine.executor.joining import JoinRefused, join
-from services.engine.executor.rank_memory import serve_blocks
-from services.engine.parallel.meeting import Meeting
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
-from shared.distributed.machines import addresses
-from shared.distributed.world import AGAIN, rank_key
-from shared.errors import ServiceError
-from shared.flags import SettingsError, add_flags, flag, normalise, parse
-from shared.observability.logs import configure_logging
+from antiphon.services.engine.executor.image_parts import EmbeddingsPart, EmbeddingsReceiver
+from antiphon.services.engine.executor.joining import JoinRefused, join
+from antiphon.services.engine.executor.rank_memory import serve_blocks
+from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.machines import addresses
+from antiphon.shared.distributed.world import AGAIN, rank_key
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError, add_flags, flag, normalise, parse
+from antiphon.shared.observability.logs import configure_logging
 
 if TYPE_CHECKING:
-    from services.engine.parallel.communicator import TorchCommunicator
+    from antiphon.services.engine.parallel.communicator import TorchCommunicator
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ class RankSettings(EngineSettings):
 def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelWorker, TorchCommunicator]":
     """Meets the other ranks. Returns a worker with this rank's part of the model, and the communicator."""
     # Imported here because a rank that still waits for another machine does not need torch yet.
-    from services.engine.backends.load import choose_device, load_worker
-    from services.engine.parallel.communicator import TorchCommunicator
-    from services.engine.parallel.shard import Shard
+    from antiphon.services.engine.backends.load import choose_device, load_worker
+    from antiphon.services.engine.parallel.communicator import TorchCommunicator
+    from antiphon.services.engine.parallel.shard import Shard
 
     shard = Shard.of_rank(rank, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
     ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.execution.device).type == "cuda")

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from services.engine.executor.channel import MESSAGE_BYTES_MAX, ChannelClosed, receive_frame, send_frame
-from services.engine.kv.layout import KvLayout, KvMemory
-from services.engine.kv.pieces import Bytes, checksum
-from services.engine.models.description import DecoderDescription
-from services.engine.parallel.shard import Shard, local_kv_heads
+from antiphon.services.engine.executor.channel import MESSAGE_BYTES_MAX, ChannelClosed, receive_frame, send_frame
+from antiphon.services.engine.kv.layout import KvLayout, KvMemory
+from antiphon.services.engine.kv.pieces import Bytes, checksum
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.parallel.shard import Shard, local_kv_heads
 
 logger = logging.getLogger(__name__)
 

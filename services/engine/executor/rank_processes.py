@@ -8,13 +8,13 @@ import contextlib
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from services.engine.executor.channel import Channel
-from shared.config import EngineSettings
-from shared.flags import to_argv
+from antiphon.services.engine.executor.channel import Channel
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import to_argv
 
 END_S = 5.0
 """Seconds that a rank has to end before it is killed."""
@@ -57,10 +57,10 @@ class LocalRank(Rank):
         super().__init__(number, "this machine", ours)
         self.blocks = blocks
         passed = [theirs.fileno(), their_blocks.fileno()]
-        command = [
-            sys.executable, "-m", "services.engine.executor.rank", *to_argv(settings),
+        command = python_command(
+            "antiphon.services.engine.executor.rank", *to_argv(settings),
             f"--rank={number}", f"--channel={passed[0]}", f"--blocks={passed[1]}",
-        ]  # fmt: skip
+        )  # fmt: skip
         with theirs, their_blocks:
             self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
 

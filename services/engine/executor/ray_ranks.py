@@ -22,13 +22,13 @@ from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-from services.engine.executor.channel import Start
-from services.engine.executor.joining import CONNECT_S, Listener
-from services.engine.executor.meeting_point import Started, meeting_point
-from services.engine.executor.rank_processes import Rank, RankFailed
-from shared.config import EngineSettings
-from shared.distributed.world import RAY_ADDRESS, world_size
-from shared.flags import SettingsError, to_argv
+from antiphon.services.engine.executor.channel import Start
+from antiphon.services.engine.executor.joining import CONNECT_S, Listener
+from antiphon.services.engine.executor.meeting_point import Started, meeting_point
+from antiphon.services.engine.executor.rank_processes import Rank, RankFailed
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.world import RAY_ADDRESS, world_size
+from antiphon.shared.flags import SettingsError, to_argv
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RankActor:
 
     def run(self, argv: list[str], key: bytes) -> int:
         """Runs the rank until its engine ends. Returns its exit code."""
-        from services.engine.executor.rank import main
+        from antiphon.services.engine.executor.rank import main
 
         return main(argv, key)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from services.engine.executor.channel import Start
-from services.engine.executor.joining import Listener
-from services.engine.executor.meeting_point import Started, meeting_point
-from services.engine.executor.rank_processes import LocalRank, Rank
-from services.engine.parallel.meeting import Meeting
-from shared.config import EngineSettings
-from shared.distributed.machines import find_machines
-from shared.distributed.world import rank_key, uses_ray, world_size
-from shared.flags import SettingsError
+from antiphon.services.engine.executor.channel import Start
+from antiphon.services.engine.executor.joining import Listener
+from antiphon.services.engine.executor.meeting_point import Started, meeting_point
+from antiphon.services.engine.executor.rank_processes import LocalRank, Rank
+from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.machines import find_machines
+from antiphon.shared.distributed.world import rank_key, uses_ray, world_size
+from antiphon.shared.flags import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def started_ranks(settings: EngineSettings) -> Iterator[Started]:
     """
     with contextlib.ExitStack() as stack:
         if uses_ray(settings.parallel):
-            from services.engine.executor.ray_ranks import ray_ranks
+            from antiphon.services.engine.executor.ray_ranks import ray_ranks
 
             started = ray_ranks(settings)
         elif settings.parallel.nnode > 1:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.engine.kernels.activation import Activation
+from antiphon.services.engine.kernels.activation import Activation
 
 Product = Callable[[Tensor], Tensor]
 """x [n, in] → x Wᵀ + b [n, out] with the matrix W of one expert, in any form."""

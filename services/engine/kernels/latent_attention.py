@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.kernels.paged_attention import (
+from antiphon.services.engine.kernels.paged_attention import (
     AttentionBatch,
     ChunkTile,
     Scores,

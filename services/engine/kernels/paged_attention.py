@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.kernels.storage import as_moved, as_stored
+from antiphon.services.engine.kernels.storage import as_moved, as_stored
 
 TILE_QUERIES = 512
 """Maximum number of queries in a tile of a chunk; limits the size of the mask."""

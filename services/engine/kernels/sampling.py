@@ -23,7 +23,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from shared.parameters.sampling import TOKEN_IDS_MAX, SamplingParams
+from antiphon.shared.parameters.sampling import TOKEN_IDS_MAX, SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Below this temperature sampling is greedy."""

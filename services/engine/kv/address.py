@@ -4,7 +4,7 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from shared.bus.credentials import server_urls
+from antiphon.shared.bus.credentials import server_urls
 
 NATS_PORT = 4222
 LOOPBACK = "127.0.0.1"

@@ -4,9 +4,9 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from services.engine.kv.pieces import Bytes
-from services.engine.kv.wire import LENGTH_BYTES, Header, decode, encode
-from shared import limits
+from antiphon.services.engine.kv.pieces import Bytes
+from antiphon.services.engine.kv.wire import LENGTH_BYTES, Header, decode, encode
+from antiphon.shared import limits
 
 _READ_BYTES = 4096
 """Bytes to read at once if a header is expected: several headers, but only little of a block that follows one."""

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
-from services.engine.kv.channel import Channel
-from services.engine.kv.layout import KvMemory
-from services.engine.kv.receiver import load
-from services.engine.kv.sender import Sender
-from services.engine.kv.shared_memory import ReceiverPool, forget_stale
-from shared import limits
-from shared.flags import SettingsError
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
+from antiphon.services.engine.kv.channel import Channel
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.kv.receiver import load
+from antiphon.services.engine.kv.sender import Sender
+from antiphon.services.engine.kv.shared_memory import ReceiverPool, forget_stale
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 JOIN_S = 5.0

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from services.engine.kv.pieces import Bytes, PiecedBlocks
+from antiphon.services.engine.kv.pieces import Bytes, PiecedBlocks
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import numpy as np
 
-from services.engine.core.kv.kv_transfer import KvLoad
-from services.engine.kv.channel import Channel, connect
-from services.engine.kv.layout import KvMemory, place_bytes
-from services.engine.kv.pieces import Bytes
-from services.engine.kv.shared_memory import ReceiverPool, SharedMemory
-from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
-from shared import limits
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad
+from antiphon.services.engine.kv.channel import Channel, connect
+from antiphon.services.engine.kv.layout import KvMemory, place_bytes
+from antiphon.services.engine.kv.pieces import Bytes
+from antiphon.services.engine.kv.shared_memory import ReceiverPool, SharedMemory
+from antiphon.services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
+from antiphon.shared import limits
 
 log = logging.getLogger(__name__)
 Connect = Callable[[str], Awaitable[Channel]]

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from services.engine.core.kv.kv_transfer import KvMeta, KvSave
-from services.engine.kv.channel import Channel, Closed
-from services.engine.kv.layout import KvLayout, KvMemory, OwnForm
-from services.engine.kv.pieces import Bytes
-from services.engine.kv.shared_memory import SenderPool, SharedMemory
-from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
-from shared import limits
+from antiphon.services.engine.core.kv.kv_transfer import KvMeta, KvSave
+from antiphon.services.engine.kv.channel import Channel, Closed
+from antiphon.services.engine.kv.layout import KvLayout, KvMemory, OwnForm
+from antiphon.services.engine.kv.pieces import Bytes
+from antiphon.services.engine.kv.shared_memory import SenderPool, SharedMemory
+from antiphon.services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
+from antiphon.shared import limits
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.engine.kv.pieces import Bytes
-from shared import limits
+from antiphon.services.engine.kv.pieces import Bytes
+from antiphon.shared import limits
 
 log = logging.getLogger(__name__)
 SHARED_DIRECTORY = Path("/dev/shm")

@@ -11,14 +11,14 @@ other (`shared_memory`).
 
 import msgspec
 
-from services.engine.kv.layout import KvLayout
+from antiphon.services.engine.kv.layout import KvLayout
 
 LENGTH_BYTES = 4
 VERSION = 4
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch", kw_only=True):
-    """Asks for the blocks with the given names (`shared.blocks`) of a transfer."""
+    """Asks for the blocks with the given names (`antiphon.shared.blocks`) of a transfer."""
 
     version: int
     transfer_id: str

@@ -9,8 +9,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from services.engine.models.description import ActivationKind, DecoderDescription, DtypeName, RopeKind, RopeParameters
-from shared.errors import ServiceError
+from antiphon.services.engine.models.description import (
+    ActivationKind,
+    DecoderDescription,
+    DtypeName,
+    RopeKind,
+    RopeParameters,
+)
+from antiphon.shared.errors import ServiceError
 
 Config = Mapping[str, Any]
 

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layers.attention import Attention, StepInputs
-from services.engine.models.layers.latent_attention import LatentWeights
-from services.engine.models.layers.linear import Linear
-from services.engine.models.layers.mlp import Mlp
-from services.engine.models.layers.norm import Norm
-from services.engine.models.operations import TORCH_OPERATIONS, Operations
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import Attention, StepInputs
+from antiphon.services.engine.models.layers.latent_attention import LatentWeights
+from antiphon.services.engine.models.layers.linear import Linear
+from antiphon.services.engine.models.layers.mlp import Mlp
+from antiphon.services.engine.models.layers.norm import Norm
+from antiphon.services.engine.models.operations import TORCH_OPERATIONS, Operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ loaders, which read and join the tensors; this module contains no weights.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from services.engine.models.description import DecoderDescription, Experts, LatentAttention
+from antiphon.services.engine.models.description import DecoderDescription, Experts, LatentAttention
 
 
 @dataclass(frozen=True, slots=True)

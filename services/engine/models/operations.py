@@ -6,13 +6,13 @@ weight loader, which creates the parts, and by the decoder, which combines them.
 
 from torch import Tensor
 
-from services.engine.models.description import ActivationKind, DecoderDescription, LatentAttention, NormKind
-from services.engine.models.layers.attention import Attention, ReferenceAttention
-from services.engine.models.layers.latent_attention import LatentWeights, ReferenceLatentAttention
-from services.engine.models.layers.linear import DenseLinear, Linear, make_linear
-from services.engine.models.layers.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
-from services.engine.models.layers.norm import Norm, make_norm
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.models.description import ActivationKind, DecoderDescription, LatentAttention, NormKind
+from antiphon.services.engine.models.layers.attention import Attention, ReferenceAttention
+from antiphon.services.engine.models.layers.latent_attention import LatentWeights, ReferenceLatentAttention
+from antiphon.services.engine.models.layers.linear import DenseLinear, Linear, make_linear
+from antiphon.services.engine.models.layers.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from antiphon.services.engine.models.layers.norm import Norm, make_norm
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 
 class Operations:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Protocol, cast
 
-from services.engine.models import families
-from services.engine.models.config_fields import Config, config_error
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Parameter
-from services.engine.models.text_parts import TEXT_PARTS
+from antiphon.services.engine.models import families
+from antiphon.services.engine.models.config_fields import Config, config_error
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Parameter
+from antiphon.services.engine.models.text_parts import TEXT_PARTS
 
 
 class Family(Protocol):

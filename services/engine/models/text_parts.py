@@ -1,7 +1,7 @@
 """Decoders of multimodal checkpoints that are the same as the decoder of another family, except for images.
 
 The decoder's fields are in `text_config`, and its tensors have another prefix. The tensors of encoder and projection
-are skipped: `services/vision` runs them (`shared.models.image_models`).
+are skipped: `services/vision` runs them (`antiphon.shared.models.image_models`).
 """
 
 from collections.abc import Callable, Mapping
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from services.engine.models.config_fields import Config, config_error, integer
-from services.engine.models.description import DecoderDescription, RopeParameters
-from services.engine.models.families import gemma, glm, llama, mistral, qwen2, qwen3
-from services.engine.models.layout import Parameter
+from antiphon.services.engine.models.config_fields import Config, config_error, integer
+from antiphon.services.engine.models.description import DecoderDescription, RopeParameters
+from antiphon.services.engine.models.families import gemma, glm, llama, mistral, qwen2, qwen3
+from antiphon.services.engine.models.layout import Parameter
 
 
 class _Decoder(Protocol):

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.parallel.meeting import Meeting
-from services.engine.parallel.shard import ALONE, Shard
-from shared.distributed.machines import interface_of
+from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.services.engine.parallel.shard import ALONE, Shard
+from antiphon.shared.distributed.machines import interface_of
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 """Maximum wait for another rank: longer than loading the slowest part of a large model."""

@@ -6,8 +6,8 @@ from typing import cast
 
 from torch import Tensor
 
-from services.engine.models.layers.linear import Linear
-from services.engine.models.layers.mlp import Mlp
+from antiphon.services.engine.models.layers.linear import Linear
+from antiphon.services.engine.models.layers.mlp import Mlp
 
 
 @dataclass(frozen=True, slots=True)

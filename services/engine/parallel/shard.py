@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from services.engine.models.description import DecoderDescription, Experts, LatentAttention
-from services.engine.quantization.weight import QuantizedWeight
-from shared.distributed.world import check_division
-from shared.flags import SettingsError
+from antiphon.services.engine.models.description import DecoderDescription, Experts, LatentAttention
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.distributed.world import check_division
+from antiphon.shared.flags import SettingsError
 
 _TP = "--tensor-parallel-size"
 _ROWS = frozenset({"qkv", "q_up", "latent_up", "up", "shared.up", "experts.up"})

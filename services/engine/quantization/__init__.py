@@ -7,7 +7,7 @@
     method      the interface of a method of prepared checkpoints (those that were quantized beforehand)
     formats     the methods: which tensors of a checkpoint stand for a weight
     choice      how a worker reads and quantizes the weights, from the settings and the model
-                (`shared.settings.quantization` has the rules)
+                (`antiphon.shared.settings.quantization` has the rules)
 
 The matrix products are in the backends: `cpu/source/quantized.h`, `models/layers/linear.py`.
 """

@@ -1,7 +1,7 @@
 """Selects the method that reads a model's weights and the quantizer that rounds them.
 
-`shared.settings.quantization` has the rules, which the launcher applies too. Called by the workers when they load a
-model.
+`antiphon.shared.settings.quantization` has the rules, which the launcher applies too. Called by the workers when they
+load a model.
 """
 
 import logging
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from services.engine.quantization.formats import prepared
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.online import online_quantizer
-from services.engine.quantization.weight import Quantize
-from shared.config import EngineSettings
-from shared.settings.quantization import Device, Quantization, choose
+from antiphon.services.engine.quantization.formats import prepared
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.online import online_quantizer
+from antiphon.services.engine.quantization.weight import Quantize
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.settings.quantization import Device, Quantization, choose
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 
 class PreparedMethod(Protocol):

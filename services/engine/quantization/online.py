@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from services.engine.quantization.rounding import quantize_fp8, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import Quantize, QuantizedWeight
-from shared.settings.quantization import ROUNDS_ROWS, OnlineMode
+from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import Quantize, QuantizedWeight
+from antiphon.shared.settings.quantization import ROUNDS_ROWS, OnlineMode
 
 QUANTIZED_MATRICES = frozenset(
     {"qkv", "q_up", "o", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"}

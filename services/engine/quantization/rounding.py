@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from services.engine.quantization.weight import (
+from antiphon.services.engine.quantization.weight import (
     GROUP_MULTIPLE,
     INT4_MAX,
     INT4_MIDDLE,

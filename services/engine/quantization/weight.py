@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from services.engine.quantization.group_order import GroupOrder, group_order
+from antiphon.services.engine.quantization.group_order import GroupOrder, group_order
 
 WeightKind = Literal["int8", "int8_dynamic", "int4", "int4_dynamic", "fp8"]
 """int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too, with a scale for

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from services.engine.quantizer.clipping import clipped
-from services.engine.quantizer.gptq import gptq_rounded
-from services.engine.quantizer.grid import Ranges, Rounded, extremes, int8, with_zeros
-from services.engine.quantizer.layer import Statistics
-from services.engine.quantizer.plan import Plan, Site, is_quantized
-from services.engine.quantizer.scaling import LayerTensors, rescaled, sites_of
+from antiphon.services.engine.quantizer.clipping import clipped
+from antiphon.services.engine.quantizer.gptq import gptq_rounded
+from antiphon.services.engine.quantizer.grid import Ranges, Rounded, extremes, int8, with_zeros
+from antiphon.services.engine.quantizer.layer import Statistics
+from antiphon.services.engine.quantizer.plan import Plan, Site, is_quantized
+from antiphon.services.engine.quantizer.scaling import LayerTensors, rescaled, sites_of
 
 ENOUGH_TOKENS = 256
 """Minimum number of an expert's calibration tokens for GPTQ to use the expert's own statistics."""

@@ -7,7 +7,7 @@ awq.
 import torch
 from torch import Tensor
 
-from services.engine.quantizer.grid import Ranges, extremes, with_zeros
+from antiphon.services.engine.quantizer.grid import Ranges, extremes, with_zeros
 
 _CLIP_STEPS, _LEAST_CLIP = 10, 0.5
 

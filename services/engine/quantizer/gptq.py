@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from services.engine.quantizer.grid import INT4_MIDDLE, Ranges, Rounded, symmetric
-from services.engine.quantizer.layouts import DAMPING
+from antiphon.services.engine.quantizer.grid import INT4_MIDDLE, Ranges, Rounded, symmetric
+from antiphon.services.engine.quantizer.layouts import DAMPING
 
 _MOST_DAMPING = 1.0
 _STEPS, _LEAST = 10, 0.6

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.backends.torch.worker import scaled_slopes
-from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layers.attention import StepInputs
-from services.engine.models.layers.linear import DenseLinear, Linear
-from services.engine.models.layers.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
-from services.engine.models.layers.norm import RmsNorm
-from services.engine.models.operations import Operations
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.quantizer.plan import Plan, Site
-from services.engine.worker.loading.checkpoint import Checkpoint
-from services.engine.worker.loading.parameters import ParameterReader
-from services.engine.worker.loading.weights import load_layer
+from antiphon.services.engine.backends.torch.worker import scaled_slopes
+from antiphon.services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from antiphon.services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import StepInputs
+from antiphon.services.engine.models.layers.linear import DenseLinear, Linear
+from antiphon.services.engine.models.layers.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from antiphon.services.engine.models.layers.norm import RmsNorm
+from antiphon.services.engine.models.operations import Operations
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantizer.plan import Plan, Site
+from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
+from antiphon.services.engine.worker.loading.parameters import ParameterReader
+from antiphon.services.engine.worker.loading.weights import load_layer
 
 _BLOCK_SIZE = 16
 _TOKENS_A_STEP = 2048

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.awq import ORDER, PER_WORD
-from services.engine.quantization.formats.packing import pack
-from services.engine.quantizer.grid import Rounded
-from services.engine.quantizer.job import Algorithm
-from services.engine.quantizer.plan import Plan
+from antiphon.services.engine.quantization.formats.awq import ORDER, PER_WORD
+from antiphon.services.engine.quantization.formats.packing import pack
+from antiphon.services.engine.quantizer.grid import Rounded
+from antiphon.services.engine.quantizer.job import Algorithm
+from antiphon.services.engine.quantizer.plan import Plan
 
 DAMPING = 0.01
 """GPTQ: share of the mean of the Hessian's diagonal that is added to it."""

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.models.decoder import Decoder, DecoderWeights
-from services.engine.models.layers.linear import DenseLinear
-from services.engine.models.layers.norm import make_norm
-from services.engine.models.operations import TORCH_OPERATIONS
-from services.engine.quantizer.plan import Plan
+from antiphon.services.engine.models.decoder import Decoder, DecoderWeights
+from antiphon.services.engine.models.layers.linear import DenseLinear
+from antiphon.services.engine.models.layers.norm import make_norm
+from antiphon.services.engine.models.operations import TORCH_OPERATIONS
+from antiphon.services.engine.quantizer.plan import Plan
 
 _ROWS = 8192
 """Rows of the output head that are converted to float32 at a time."""

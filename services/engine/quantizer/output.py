@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.engine.quantizer.job import DTYPES, Job
-from shared.flags import SettingsError
-from shared.settings.quantization import SMOOTHQUANT_FILE
+from antiphon.services.engine.quantizer.job import DTYPES, Job
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 
 RECORD = "antiphon_quantization.json"
 """File with the options of the job and the measurements."""

@@ -7,11 +7,11 @@ to sites. Called by `run` and the algorithms.
 import math
 from dataclasses import dataclass
 
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Parameter, Source
-from services.engine.quantization.online import QUANTIZED_MATRICES
-from services.engine.quantizer.job import Algorithm, Job
-from shared.flags import SettingsError
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Parameter, Source
+from antiphon.services.engine.quantization.online import QUANTIZED_MATRICES
+from antiphon.services.engine.quantizer.job import Algorithm, Job
+from antiphon.shared.flags import SettingsError
 
 GROUP_SIZES = (128, 64, 32)
 """Inputs of a group with 4 bits: the first that divides the inputs of every matrix is used."""

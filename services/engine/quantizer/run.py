@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from services.engine.models.layout import Parameter, ignored_names
-from services.engine.models.registry import find_family
-from services.engine.quantization.formats import prepared
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.quantizer.algorithms import (
+from antiphon.services.engine.models.layout import Parameter, ignored_names
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.quantization.formats import prepared
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantizer.algorithms import (
     ENOUGH_TOKENS,
     awq_layer,
     gptq_layer,
@@ -27,19 +27,19 @@ from services.engine.quantizer.algorithms import (
     seldom_chosen,
     smooth_layer,
 )
-from services.engine.quantizer.grid import int8
-from services.engine.quantizer.job import DTYPES, LARGE_EMBEDDING, Job, default_strength
-from services.engine.quantizer.layer import Layer, Statistics
-from services.engine.quantizer.layouts import quantization_config, stored
-from services.engine.quantizer.outer import OuterParts
-from services.engine.quantizer.output import Output, converted
-from services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
-from services.engine.quantizer.scaling import LayerTensors
-from services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
-from services.engine.worker.loading.checkpoint import Checkpoint, weight_files
-from services.engine.worker.loading.model_files import read_config, useful_threads
-from shared.flags import SettingsError
-from shared.settings.quantization import Method, prepared_method
+from antiphon.services.engine.quantizer.grid import int8
+from antiphon.services.engine.quantizer.job import DTYPES, LARGE_EMBEDDING, Job, default_strength
+from antiphon.services.engine.quantizer.layer import Layer, Statistics
+from antiphon.services.engine.quantizer.layouts import quantization_config, stored
+from antiphon.services.engine.quantizer.outer import OuterParts
+from antiphon.services.engine.quantizer.output import Output, converted
+from antiphon.services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
+from antiphon.services.engine.quantizer.scaling import LayerTensors
+from antiphon.services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
+from antiphon.services.engine.worker.loading.checkpoint import Checkpoint, weight_files
+from antiphon.services.engine.worker.loading.model_files import read_config, useful_threads
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import Method, prepared_method
 
 Batches = list[Tensor]
 Tell = Callable[[str], None]

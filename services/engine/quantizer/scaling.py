@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from services.engine.models.layout import Parameter, Source
-from services.engine.quantizer.layer import Statistics
-from services.engine.quantizer.plan import Plan, Site, matrix_name
+from antiphon.services.engine.models.layout import Parameter, Source
+from antiphon.services.engine.quantizer.layer import Statistics
+from antiphon.services.engine.quantizer.plan import Plan, Site, matrix_name
 
 _SEPARATE = 3
 """Number of tensors of a projection that is stored as query, key and value."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.engine.models.description import DecoderDescription
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.text.codec import load_codec
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.text.codec import load_codec
 
 LENGTH = 256
 """Tokens of a sequence."""

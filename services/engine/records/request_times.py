@@ -7,10 +7,10 @@ lasts from then to the first token, and the decoding from the first to the last 
 
 from dataclasses import dataclass
 
-from services.engine.steps.loop import StepReport
-from shared.clock import Clock
-from shared.messages import EngineHistograms
-from shared.observability.histograms import PREEMPTIONS, REQUEST_SECONDS, STEP_TOKENS, Histogram
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.clock import Clock
+from antiphon.shared.messages import EngineHistograms
+from antiphon.shared.observability.histograms import PREEMPTIONS, REQUEST_SECONDS, STEP_TOKENS, Histogram
 
 
 @dataclass(slots=True)

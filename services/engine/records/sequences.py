@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable
 
-from services.engine.records.request_times import RequestTimes
-from services.engine.records.step_recorder import StepRecorder
-from services.engine.records.tracing import SequenceTraces
-from services.engine.steps.loop import StepReport
-from shared.clock import Clock
-from shared.messages import FinishReason, SequenceSteps, StepEvent, Submit
-from shared.observability import telemetry
+from antiphon.services.engine.records.request_times import RequestTimes
+from antiphon.services.engine.records.step_recorder import StepRecorder
+from antiphon.services.engine.records.tracing import SequenceTraces
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.clock import Clock
+from antiphon.shared.messages import FinishReason, SequenceSteps, StepEvent, Submit
+from antiphon.shared.observability import telemetry
 
 
 class SequenceRecords:

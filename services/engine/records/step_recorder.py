@@ -6,12 +6,12 @@ Times are differences of this process's monotonic clock.
 
 from collections.abc import Sequence
 
-from services.engine.sequence_table import of_core
-from services.engine.steps.loop import StepDetail, StepReport
-from shared import limits
-from shared.clock import Clock
-from shared.messages import SequenceRef, SequenceSteps, StepEvent
-from shared.observability.step_rows import pack_sequence, pack_step
+from antiphon.services.engine.sequence_table import of_core
+from antiphon.services.engine.steps.loop import StepDetail, StepReport
+from antiphon.shared import limits
+from antiphon.shared.clock import Clock
+from antiphon.shared.messages import SequenceRef, SequenceSteps, StepEvent
+from antiphon.shared.observability.step_rows import pack_sequence, pack_step
 
 _MICROSECONDS = 1e6
 
@@ -24,7 +24,7 @@ class _Live:
     def __init__(self, arrived_us: float, sequence_id: str, attempt: int) -> None:
         self.arrived_us, self.sequence_id, self.attempt = arrived_us, sequence_id, attempt
         self.rows = bytearray()
-        """See `shared.observability.step_rows`."""
+        """See `antiphon.shared.observability.step_rows`."""
 
 
 class StepRecorder:

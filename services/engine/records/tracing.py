@@ -5,11 +5,11 @@ Nothing is kept while tracing is off.
 
 from dataclasses import dataclass
 
-from services.engine.steps.loop import StepReport
-from shared.bus.transport import Headers
-from shared.clock import Clock
-from shared.observability import telemetry
-from shared.observability.telemetry import Names
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.bus.transport import Headers
+from antiphon.shared.clock import Clock
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Names
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,15 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 
-from services.engine.sampling import masks
-from services.engine.sampling.mask_time import MaskAccount
-from services.engine.sampling.processor import Adjustment
-from shared import limits
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.models.model_files import model_directory, tokenizer_directory
-from shared.parameters.grammar import Grammar
-from shared.text.grammars import constraint
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.sampling.mask_time import MaskAccount
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.shared import limits
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.model_files import model_directory, tokenizer_directory
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.text.grammars import constraint
 
 TOKENS_AT_A_TIME = 4
 """Output tokens that a matcher gets before its time is checked."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shared import limits
+from antiphon.shared import limits
 
 FIRST_ESTIMATE_S = 0.001
 """The estimate before the first measurement: slower than common grammars, so that they precede new ones."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.sampling.masks import Mask
+from antiphon.services.engine.sampling.masks import Mask
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from services.engine.sampling import masks
-from services.engine.sampling.processor import Adjustment, LogitsProcessor
-from services.engine.sampling.thinking import ThinkingLimit
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.sampling.processor import Adjustment, LogitsProcessor
+from antiphon.services.engine.sampling.thinking import ThinkingLimit
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams
 
 MakeGrammar = Callable[[Grammar], LogitsProcessor]
 """Returns a processor for a grammar in its initial state."""

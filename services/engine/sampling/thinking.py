@@ -7,9 +7,9 @@ handling. Made by `processors_of`.
 from collections.abc import Sequence
 from copy import copy
 
-from services.engine.sampling import masks
-from services.engine.sampling.processor import Adjustment
-from shared.parameters.thinking import ThinkingBudget
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.shared.parameters.thinking import ThinkingBudget
 
 
 class ThinkingLimit:

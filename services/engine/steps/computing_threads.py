@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.engine.steps.watchdog import Activity
+from antiphon.services.engine.steps.watchdog import Activity
 
 _TASKS = Path("/proc/self/task")
 _STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12

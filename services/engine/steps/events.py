@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from services.engine.core.plan import SampledLogprobs
-from services.engine.core.request import Outcome
-from shared import limits
-from shared.codec import TOKEN_BYTES
-from shared.messages import PromptLogprobs, TokenEvent, TokenLogprobs, TopLogprob
+from antiphon.services.engine.core.plan import SampledLogprobs
+from antiphon.services.engine.core.request import Outcome
+from antiphon.shared import limits
+from antiphon.shared.codec import TOKEN_BYTES
+from antiphon.shared.messages import PromptLogprobs, TokenEvent, TokenLogprobs, TopLogprob
 
 
 def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[TokenEvent]:

@@ -9,10 +9,10 @@ With several pipeline stages a plan is launched as soon as the first stage is fr
 from collections import deque
 from typing import NamedTuple
 
-from services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
-from services.engine.executor import Executor
-from services.engine.steps.step_time import StepTimeEstimator, Timing
-from shared.clock import Clock
+from antiphon.services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.steps.step_time import StepTimeEstimator, Timing
+from antiphon.shared.clock import Clock
 
 LEAD_S, LEAD_SHARE = 0.002, 0.1
 """The next plan is launched `LEAD_S` seconds plus the share `LEAD_SHARE` of the step's time before its expected end."""

@@ -19,16 +19,16 @@ from typing import Protocol
 
 import msgspec
 
-from services.engine.canary.canary import Canary
-from services.engine.core.core import Core
-from services.engine.core.invariants import check_idle
-from services.engine.core.kv.kv_transfer import KvLoaded, KvMeta, KvReleased
-from services.engine.core.plan import StepPlan
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.executor import Executor
-from services.engine.steps.in_flight import InFlightSteps
-from shared.clock import Clock
-from shared.errors import ServiceError
+from antiphon.services.engine.canary.canary import Canary
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.invariants import check_idle
+from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvMeta, KvReleased
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.steps.in_flight import InFlightSteps
+from antiphon.shared.clock import Clock
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 REST_S = 1.0
@@ -73,7 +73,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connector(Protocol):
-    """The half of KV transfers that moves the bytes (`services.engine.kv.connector`). Calls `StepLoop.wake`."""
+    """The half of KV transfers that moves the bytes (`services/engine/kv/connector.py`). Calls `StepLoop.wake`."""
 
     def start_load(self, meta: KvMeta) -> None:
         """Begins and stops transfers. Returns at once."""

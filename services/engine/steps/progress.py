@@ -8,13 +8,13 @@ import logging
 import sys
 from collections.abc import Callable
 
-from services.engine.steps.computing_threads import observe, observe_one
-from services.engine.steps.in_flight import InFlightSteps
-from services.engine.steps.reports import ReportQueue
-from services.engine.steps.watchdog import DeliveryWatchdog, ProgressWatchdog, Stall
-from shared import limits
-from shared.actors.service import EXIT_FAULT, end_process
-from shared.clock import Clock
+from antiphon.services.engine.steps.computing_threads import observe, observe_one
+from antiphon.services.engine.steps.in_flight import InFlightSteps
+from antiphon.services.engine.steps.reports import ReportQueue
+from antiphon.services.engine.steps.watchdog import DeliveryWatchdog, ProgressWatchdog, Stall
+from antiphon.shared import limits
+from antiphon.shared.actors.service import EXIT_FAULT, end_process
+from antiphon.shared.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from services.engine.steps.loop import StepReport
-from services.engine.steps.watchdog import WaitingReport
-from shared import limits
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.steps.watchdog import WaitingReport
+from antiphon.shared import limits
 
 
 class ReportQueue:

@@ -8,7 +8,7 @@ because an accidental delay of one step does not predict the next one.
 
 from typing import NamedTuple
 
-from services.engine.core.plan import ScheduledSequence, StepPlan
+from antiphon.services.engine.core.plan import ScheduledSequence, StepPlan
 
 FEW_TOKENS = 32
 """Up to this number of tokens a step's time hardly depends on the number."""

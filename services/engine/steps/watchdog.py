@@ -18,9 +18,9 @@ If the time between two calls is longer than `PAUSE_S`, the whole process was su
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.steps.in_flight import RunningStep
-from services.engine.steps.step_time import attention_work
-from shared import limits
+from antiphon.services.engine.steps.in_flight import RunningStep
+from antiphon.services.engine.steps.step_time import attention_work
+from antiphon.shared import limits
 
 PAUSE_S = 4 * limits.HEARTBEAT_INTERVAL_S
 """Longest time between two calls of `judge`, in seconds. After a longer one the process counts as suspended."""

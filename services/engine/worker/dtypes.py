@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from services.engine.models.description import DtypeName
-from services.engine.worker.capacity.memory import free_bytes
-from services.engine.worker.loading.model_files import weight_file_bytes
+from antiphon.services.engine.models.description import DtypeName
+from antiphon.services.engine.worker.capacity.memory import free_bytes
+from antiphon.services.engine.worker.loading.model_files import weight_file_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 import torch
 
-from services.engine.adapters.delta import slots_bytes
-from services.engine.models.config_fields import weight_dtype
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Parameter
-from services.engine.models.registry import find_family, has_family
-from services.engine.parallel.shard import Shard, local_description, sharded
-from services.engine.quantization.online import online_quantizer
-from services.engine.quantization.weight import Quantize, QuantizedWeight
-from services.engine.worker.capacity.budget import (
+from antiphon.services.engine.adapters.delta import slots_bytes
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Parameter
+from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.parallel.shard import Shard, local_description, sharded
+from antiphon.services.engine.quantization.online import online_quantizer
+from antiphon.services.engine.quantization.weight import Quantize, QuantizedWeight
+from antiphon.services.engine.worker.capacity.budget import (
     cpu_budget,
     device_budget,
     graphs_bytes,
@@ -31,21 +31,21 @@ from services.engine.worker.capacity.budget import (
     kept_adapter_bytes,
     rows_bytes,
 )
-from services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length, padded_heads
-from services.engine.worker.capacity.profile import (
+from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length, padded_heads
+from antiphon.services.engine.worker.capacity.profile import (
     StepBounds,
     StepBytes,
     bytes_per_context_token,
     largest_step,
     make_probe,
 )
-from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from services.engine.worker.loading.model_files import read_config, weight_file_bytes
-from services.engine.worker.loading.parameters import within_layer
-from shared.config import EngineSettings
-from shared.flags import SettingsError
-from shared.models.adapters import with_adapters
-from shared.settings.quantization import Device, Quantization, choose, quantization_settings
+from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
+from antiphon.services.engine.worker.loading.model_files import read_config, weight_file_bytes
+from antiphon.services.engine.worker.loading.parameters import within_layer
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.adapters import with_adapters
+from antiphon.shared.settings.quantization import Device, Quantization, choose, quantization_settings
 
 BackendName = Literal["cpp", "torch", "gpu"]
 """What computes: the C++ library or PyTorch's operations on a CPU, or Triton's kernels on a GPU."""

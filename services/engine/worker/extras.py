@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from services.engine.adapters.delta import AdapterWeights
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.adapters.peft_files import AdapterReader
-from services.engine.adapters.shards import local_adapter
-from services.engine.models.registry import find_family, has_family
-from services.engine.parallel.shard import ALONE, Shard
-from shared.config import EngineSettings, SettingsError
-from shared.models.image_models import check_takes_images
+from antiphon.services.engine.adapters.delta import AdapterWeights
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.adapters.peft_files import AdapterReader
+from antiphon.services.engine.adapters.shards import local_adapter
+from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.parallel.shard import ALONE, Shard
+from antiphon.shared.config import EngineSettings, SettingsError
+from antiphon.shared.models.image_models import check_takes_images
 
 logger = logging.getLogger(__name__)
 

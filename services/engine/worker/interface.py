@@ -5,11 +5,11 @@ Implemented by the module `worker` of each backend.
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.kv.layout import KvMemory
-from services.engine.kv.pieces import NativeCopy
-from shared.parameters.grammar import Grammar
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.kv.pieces import NativeCopy
+from antiphon.shared.parameters.grammar import Grammar
 
 UNDER_WAY_MAX = 2
 """Maximum number of plans launched and not yet collected: the running plan and the next one in the queue."""

@@ -14,29 +14,29 @@ import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
-from services.engine.kernels.paged_attention import Spans
-from services.engine.kv.layout import KvMemory
-from services.engine.kv.pieces import NativeCopy
-from services.engine.models.description import DecoderDescription
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.sampling.grammar import grammar_compiler
-from services.engine.worker.batch.images import SpatialPositions, embedding_rows, spatial_positions
-from services.engine.worker.batch.inputs import FlatStep, flatten
-from services.engine.worker.batch.mask_turns import MaskTurns
-from services.engine.worker.batch.pooling import PoolingRows
-from services.engine.worker.batch.state_table import StateTable
-from services.engine.worker.capacity.budget import Backend, MemoryPlan, plan_measured
-from services.engine.worker.capacity.host_cache import copy_blocks
-from services.engine.worker.capacity.kv_cache import KvPlan, allocate_kv_cache
-from services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
-from services.engine.worker.capacity.memory import HeapGuard
-from services.engine.worker.capacity.profile import StepBounds
-from shared.config import EngineSettings
-from shared.parameters.grammar import Grammar
-from shared.parameters.pooling import PoolingKind
+from antiphon.services.engine.adapters.delta import LoadedAdapter
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
+from antiphon.services.engine.kernels.paged_attention import Spans
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.kv.pieces import NativeCopy
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.sampling.grammar import grammar_compiler
+from antiphon.services.engine.worker.batch.images import SpatialPositions, embedding_rows, spatial_positions
+from antiphon.services.engine.worker.batch.inputs import FlatStep, flatten
+from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
+from antiphon.services.engine.worker.batch.pooling import PoolingRows
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.worker.capacity.budget import Backend, MemoryPlan, plan_measured
+from antiphon.services.engine.worker.capacity.host_cache import copy_blocks
+from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, allocate_kv_cache
+from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
+from antiphon.services.engine.worker.capacity.memory import HeapGuard
+from antiphon.services.engine.worker.capacity.profile import StepBounds
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.pooling import PoolingKind
 
 _CPU = torch.device("cpu")
 

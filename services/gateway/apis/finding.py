@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 
-from services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.base import Api
 
 
 def find_apis(*rooms: ModuleType) -> list[Api]:

@@ -16,8 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from shared.messages import HistogramCounts
-from shared.observability import histograms
+from antiphon.shared.messages import HistogramCounts
+from antiphon.shared.observability import histograms
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _MILLISECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)

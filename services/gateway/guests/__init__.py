@@ -2,10 +2,10 @@
 
 import sys
 
-from services.gateway.apis.finding import modules
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.guest import Guest
-from shared.config import GatewaySettings
+from antiphon.services.gateway.apis.finding import modules
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.guest import Guest
+from antiphon.shared.config import GatewaySettings
 
 
 def make_guests(gateway: GatewayActor, settings: GatewaySettings) -> None:

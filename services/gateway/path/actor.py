@@ -10,29 +10,29 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-from services.gateway.path.backend import GatewayBackend
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.guest import Guest, Guests
-from services.gateway.path.liveness.bus_wait import BusWait
-from services.gateway.path.liveness.death_probe import DeathProbe
-from services.gateway.path.liveness.progress_watch import ProgressWatch
-from services.gateway.path.liveness.pulse import WATCH_S, Pulse
-from services.gateway.path.losses import RESTARTED, SILENT, Losses
-from services.gateway.path.models.catalog import SERVICES, VISION, ModelCatalog
-from services.gateway.path.models.versions import VersionDirectory
-from services.gateway.path.placement.dispatcher import Dispatcher
-from services.gateway.path.placement.engine_controls import EngineControls
-from services.gateway.path.placement.moves import Moves
-from services.gateway.path.router import Router
-from services.gateway.path.sequence_state import Address
-from services.gateway.path.service_clients import ServiceClients
-from shared import limits
-from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.heard import heard_on
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.gateway.path.backend import GatewayBackend
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.guest import Guest, Guests
+from antiphon.services.gateway.path.liveness.bus_wait import BusWait
+from antiphon.services.gateway.path.liveness.death_probe import DeathProbe
+from antiphon.services.gateway.path.liveness.progress_watch import ProgressWatch
+from antiphon.services.gateway.path.liveness.pulse import WATCH_S, Pulse
+from antiphon.services.gateway.path.losses import RESTARTED, SILENT, Losses
+from antiphon.services.gateway.path.models.catalog import SERVICES, VISION, ModelCatalog
+from antiphon.services.gateway.path.models.versions import VersionDirectory
+from antiphon.services.gateway.path.placement.dispatcher import Dispatcher
+from antiphon.services.gateway.path.placement.engine_controls import EngineControls
+from antiphon.services.gateway.path.placement.moves import Moves
+from antiphon.services.gateway.path.router import Router
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, handles
+from antiphon.shared.actors.heard import heard_on
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     Heartbeat,
     ModelsChanged,
     OwnershipQuery,

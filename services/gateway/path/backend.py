@@ -2,16 +2,16 @@
 
 import asyncio
 
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.models.catalog import RETRY_AFTER_S, ModelCatalog
-from services.gateway.path.requests.preparation import prepare, tokenize_only
-from services.gateway.path.requests.request_actor import RequestActor
-from shared import limits
-from shared.codec import pack_ids, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import DetokenizeReply, DetokenizeRequest, GatewayStatus
-from shared.parameters.pooling import generates_nothing
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.models.catalog import RETRY_AFTER_S, ModelCatalog
+from antiphon.services.gateway.path.requests.preparation import prepare, tokenize_only
+from antiphon.services.gateway.path.requests.request_actor import RequestActor
+from antiphon.shared import limits
+from antiphon.shared.codec import pack_ids, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import DetokenizeReply, DetokenizeRequest, GatewayStatus
+from antiphon.shared.parameters.pooling import generates_nothing
 
 
 class GatewayBackend:

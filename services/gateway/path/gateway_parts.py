@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from services.gateway.path.guest import Guests
-from services.gateway.path.liveness.bus_wait import BusWait
-from services.gateway.path.liveness.progress_watch import ProgressWatch
-from services.gateway.path.placement.dispatcher import Dispatcher
-from services.gateway.path.placement.moves import Moves
-from services.gateway.path.router import Router
-from services.gateway.path.service_clients import ServiceClients
-from shared.actors.host import Host
-from shared.actors.presence import Members
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.liveness.bus_wait import BusWait
+from antiphon.services.gateway.path.liveness.progress_watch import ProgressWatch
+from antiphon.services.gateway.path.placement.dispatcher import Dispatcher
+from antiphon.services.gateway.path.placement.moves import Moves
+from antiphon.services.gateway.path.router import Router
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

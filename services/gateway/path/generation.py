@@ -10,13 +10,13 @@ from typing import Protocol
 
 import msgspec
 
-from services.gateway.path.record import NOT_RECORDED, RecordedRequest
-from services.gateway.path.sequence_state import SequenceState, SequenceUpdate
-from shared.codec import TOKEN_BYTES
-from shared.messages import ChatMessage, ModelFacts
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import SamplingParams
-from shared.request.images import ImageInput
+from antiphon.services.gateway.path.record import NOT_RECORDED, RecordedRequest
+from antiphon.services.gateway.path.sequence_state import SequenceState, SequenceUpdate
+from antiphon.shared.codec import TOKEN_BYTES
+from antiphon.shared.messages import ChatMessage, ModelFacts
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request.images import ImageInput
 
 FLEX = "flex"
 """OpenAI's service tier for requests that may wait: they run in the idle lane."""

@@ -1,6 +1,6 @@
 """The seam between the path, which every request takes, and its guests: features that a request may use or not.
 
-A guest is a folder in `services.gateway.guests` with a module `guest`, whose function `make` returns a `Guest`. The
+A guest is a folder in `services/gateway/guests` with a module `guest`, whose function `make` returns a `Guest`. The
 path calls the methods below and does not know which guests there are; a method that a guest leaves as it is costs a
 request nothing. A request that uses no guest has no `RequestGuest`. Routes of guests are APIs (`apis.openai.base`).
 """
@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypeVar
 
 from prometheus_client.registry import Collector
 
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.messages import Prompt, RequestMessages
-from services.gateway.path.sequence_state import Address, SequenceState
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.messages import Prompt, RequestMessages
+from antiphon.services.gateway.path.sequence_state import Address, SequenceState
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     Heartbeat,
     ImageTokens,
     PromptImage,

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Mapping
 
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.requests.request_actor import RequestActor
-from services.gateway.path.router import model_of
-from services.gateway.path.sequence_state import Address
-from shared.messages import Heartbeat
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.requests.request_actor import RequestActor
+from antiphon.services.gateway.path.router import model_of
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared.messages import Heartbeat
 
 log = logging.getLogger(__name__)
 SILENT = "it has sent nothing for longer than its lease"

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.record import NOT_RECORDED
-from services.gateway.path.sequence_state import SequenceState
-from shared import limits
-from shared.actors.host import Host
-from shared.codec import TOKEN_BYTES, pack_ids
-from shared.messages import OpenStream, PromptImage, Retarget, Submit
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import SamplingParams
-from shared.request.choices import choice_params
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.record import NOT_RECORDED
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.codec import TOKEN_BYTES, pack_ids
+from antiphon.shared.messages import OpenStream, PromptImage, Retarget, Submit
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request.choices import choice_params
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 

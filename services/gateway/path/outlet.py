@@ -6,9 +6,9 @@ Output that arrives in one pass of the event loop, in one message or in several,
 import asyncio
 from collections.abc import AsyncIterator
 
-from services.gateway.path.generation import SequenceUpdate
-from services.gateway.path.record import RecordedRequest
-from shared.errors import ServiceError
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.services.gateway.path.record import RecordedRequest
+from antiphon.shared.errors import ServiceError
 
 
 class Outlet:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from shared.messages import UsageOutcome
+from antiphon.shared.messages import UsageOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class RecordedRequest:
     """Whether `content` is wanted."""
 
     def content(self, data: bytes) -> None:
-        """What it takes to run the request again (`shared.recorded_request`). Called before `ended`."""
+        """What it takes to run the request again (`antiphon.shared.recorded_request`). Called before `ended`."""
 
     def admitted(self) -> None:
         """The limits of the key let the request pass."""

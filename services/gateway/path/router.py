@@ -20,8 +20,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared import limits
-from shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
+from antiphon.shared import limits
+from antiphon.shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
 OTHER_CONFIGURATION = 2
 """Factor of the cost of a prefill engine whose configuration, such as its number of devices, is not that of the decode

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared import limits
-from shared.messages import FinishReason, KvSource, PositionLogprobs, SequenceMark, TextEvent, TokenEvent
+from antiphon.shared import limits
+from antiphon.shared.messages import FinishReason, KvSource, PositionLogprobs, SequenceMark, TextEvent, TokenEvent
 
 
 class Phase(Enum):

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from services.gateway.path.router import ready_members
-from services.gateway.path.sequence_state import Address
-from shared import limits
-from shared.actors.actor import ask, ask_encoded, tell_in_parts
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.bus.transport import Headers, NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder, encode
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.gateway.path.router import ready_members
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask, ask_encoded, tell_in_parts
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.bus.transport import Headers, NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder, encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     Ack,
     Cancel,
     CloseStream,

@@ -1,15 +1,15 @@
 """The vision encoders of the supported model families. `family_of` selects the family of a config.
 
 A new family is a module with a subclass of `ImageFamily`; it is registered here and in
-`shared.models.image_models.MODEL_TYPES`; its decoder is a module of `services/engine/models`.
+`antiphon.shared.models.image_models.MODEL_TYPES`; its decoder is a module of `services/engine/models`.
 """
 
 from typing import Any
 
-from services.vision.families import gemma3, glm4v, idefics3, internvl, llava, mistral3, qwen_vl
-from services.vision.families.family import ImageFamily
-from shared.flags import SettingsError
-from shared.models.image_models import TEXT_ONLY
+from antiphon.services.vision.families import gemma3, glm4v, idefics3, internvl, llava, mistral3, qwen_vl
+from antiphon.services.vision.families.family import ImageFamily
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.image_models import TEXT_ONLY
 
 _BY_TYPE: dict[str, type[ImageFamily]] = {
     "qwen2_vl": qwen_vl.QwenVlImages,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 
 class Embedded(NamedTuple):

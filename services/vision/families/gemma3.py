@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from services.vision.families.family import token_texts
-from services.vision.families.tower import TowerImages
-from shared.flags import SettingsError
+from antiphon.services.vision.families.family import token_texts
+from antiphon.services.vision.families.tower import TowerImages
+from antiphon.shared.flags import SettingsError
 
 
 class Gemma3Images(TowerImages):

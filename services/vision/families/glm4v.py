@@ -9,7 +9,7 @@ from typing import Any
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
 
-from services.vision.families.grid import GridImages
+from antiphon.services.vision.families.grid import GridImages
 
 
 class Glm4vImages(GridImages):

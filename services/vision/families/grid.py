@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from services.vision.families.family import Embedded, ImageFamily
+from antiphon.services.vision.families.family import Embedded, ImageFamily
 
 _PREFIXES = ("visual.", "model.visual.")
 

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from transformers.models.idefics3.image_processing_pil_idefics3 import MAX_IMAGE_SIZE, Idefics3ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from services.vision.families.family import Embedded, named_token, special_token, token_texts
-from services.vision.families.tower import TowerImages
-from shared.flags import SettingsError
+from antiphon.services.vision.families.family import Embedded, named_token, special_token, token_texts
+from antiphon.services.vision.families.tower import TowerImages
+from antiphon.shared.flags import SettingsError
 
 
 class Idefics3Images(TowerImages):

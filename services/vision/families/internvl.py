@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-from services.vision.families.family import Embedded, special_token, token_texts
-from services.vision.families.tower import TowerImages
+from antiphon.services.vision.families.family import Embedded, special_token, token_texts
+from antiphon.services.vision.families.tower import TowerImages
 
 
 class InternVlImages(TowerImages):

@@ -14,8 +14,8 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from services.vision.families.tower import TowerImages
-from shared.flags import SettingsError
+from antiphon.services.vision.families.tower import TowerImages
+from antiphon.shared.flags import SettingsError
 
 _PROCESSORS: dict[str, Any] = {
     "CLIPImageProcessor": CLIPImageProcessorPil,

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from services.vision.families.family import Embedded, read_object, token_ids
-from services.vision.families.tower import TowerImages
+from antiphon.services.vision.families.family import Embedded, read_object, token_ids
+from antiphon.services.vision.families.tower import TowerImages
 
 
 class Mistral3Images(TowerImages):

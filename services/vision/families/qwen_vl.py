@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-from services.vision.families.grid import GridImages
+from antiphon.services.vision.families.grid import GridImages
 
 _ENCODERS: dict[str, Any] = {
     "qwen2_vl": Qwen2VisionTransformerPretrainedModel,

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from transformers import AutoModel, LlamaConfig
 
-from services.vision.families.family import Embedded, ImageFamily
+from antiphon.services.vision.families.family import Embedded, ImageFamily
 
 
 class TowerImages(ImageFamily):

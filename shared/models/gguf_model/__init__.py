@@ -7,5 +7,5 @@
     directory  keeps the result in a private directory, with links to the files
 
 So every service can use an ordinary model directory. The weights stay in the file, which the engine reads itself
-(`services/engine/worker/loading/gguf_file.py`). Called by `shared.models.model_files` and the engine.
+(`services/engine/worker/loading/gguf_file.py`). Called by `antiphon.shared.models.model_files` and the engine.
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.models.gguf_model.reader import PLAIN_TYPES, GgufModel
+from antiphon.shared.models.gguf_model.reader import PLAIN_TYPES, GgufModel
 
 Config = dict[str, Any]
 EMBEDDING = "token_embd.weight"

@@ -2,7 +2,7 @@
 
 A directory's name is a hash of the file's path, size, time and first bytes, which hold the metadata, so that a file is
 converted once. Files such as config.json or tokenizer.json that are next to the GGUF file replace the converted ones.
-Called by `shared.models.model_files`.
+Called by `antiphon.shared.models.model_files`.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from shared.cache_dirs import made_whole, models_cache
-from shared.flags import SettingsError
-from shared.models.gguf_model.config import generation_config, model_config
-from shared.models.gguf_model.reader import GgufError, GgufModel, part_paths
-from shared.models.gguf_model.tokenizer import tokenizer_documents
+from antiphon.shared.cache_dirs import made_whole, models_cache
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.gguf_model.config import generation_config, model_config
+from antiphon.shared.models.gguf_model.reader import GgufError, GgufModel, part_paths
+from antiphon.shared.models.gguf_model.tokenizer import tokenizer_documents
 
 SUFFIX = ".gguf"
 _CACHE = "~/.cache/antiphon/gguf"

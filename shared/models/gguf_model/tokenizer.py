@@ -8,8 +8,8 @@ Called by `directory`.
 
 from typing import Any
 
-from shared.models.gguf_model.reader import GgufModel
-from shared.models.gguf_model.splitting import NAMES, Splitting, find_splitting
+from antiphon.shared.models.gguf_model.reader import GgufModel
+from antiphon.shared.models.gguf_model.splitting import NAMES, Splitting, find_splitting
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"

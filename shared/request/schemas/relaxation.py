@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, NamedTuple, cast
 
-from shared import limits
+from antiphon.shared import limits
 
 _LEFT_OUT = frozenset({
     "not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "uniqueItems", "contains",

@@ -15,8 +15,8 @@ The cost of a token does not grow with the output's length.
 import codecs
 from collections.abc import Sequence
 
-from shared import limits
-from shared.text.vocabulary import Vocabulary
+from antiphon.shared import limits
+from antiphon.shared.text.vocabulary import Vocabulary
 
 REPLACEMENT = "\ufffd"
 

@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shared.limits import HELD_EVENTS_MAX
-from shared.messages import TokenEvent
+from antiphon.shared.limits import HELD_EVENTS_MAX
+from antiphon.shared.messages import TokenEvent
 
 
 class Fresh(NamedTuple):

@@ -10,9 +10,9 @@ event end with the token that completed the stop string; further tokens from the
 from collections.abc import Sequence
 from itertools import islice
 
-from shared import limits
-from shared.codec import unpack_floats, unpack_ids
-from shared.messages import (
+from antiphon.shared import limits
+from antiphon.shared.codec import unpack_floats, unpack_ids
+from antiphon.shared.messages import (
     FinishReason,
     OpenStream,
     PositionLogprobs,
@@ -22,10 +22,10 @@ from shared.messages import (
     TokenLogprobs,
     TokenText,
 )
-from shared.text.detokenization.incremental import Detokenizer, start_detokenizer
-from shared.text.detokenization.sequencer import Sequencer
-from shared.text.detokenization.stop_strings import StopStrings
-from shared.text.vocabulary import UnknownTokenError, Vocabulary
+from antiphon.shared.text.detokenization.incremental import Detokenizer, start_detokenizer
+from antiphon.shared.text.detokenization.sequencer import Sequencer
+from antiphon.shared.text.detokenization.stop_strings import StopStrings
+from antiphon.shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 
 class TextStream:

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-from shared.config import ModelSettings
-from shared.errors import ServiceError
-from shared.parameters import tagged_text
-from shared.parameters.grammar import SUBJECT, Grammar, GrammarKind
-from shared.parameters.tagged_text import Chain, Json, Literal, Tag, TaggedText
-from shared.text.grammars.tagged_lark import SPACE, lark_grammar
-from shared.text.vocabulary import choose_vocabulary
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters import tagged_text
+from antiphon.shared.parameters.grammar import SUBJECT, Grammar, GrammarKind
+from antiphon.shared.parameters.tagged_text import Chain, Json, Literal, Tag, TaggedText
+from antiphon.shared.text.grammars.tagged_lark import SPACE, lark_grammar
+from antiphon.shared.text.vocabulary import choose_vocabulary
 
 WHITESPACE = SPACE
 """Default whitespace between JSON tokens."""

@@ -12,7 +12,18 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, TaggedText
+from antiphon.shared.parameters.tagged_text import (
+    Chain,
+    Choice,
+    Json,
+    Literal,
+    Name,
+    Piece,
+    Raw,
+    Repeat,
+    Space,
+    TaggedText,
+)
 
 SPACE = r"[ \n\t\r]{0,20}"
 """Whitespace between the pieces of a part. Bounded, so that a model cannot write endless whitespace."""

@@ -2,9 +2,9 @@
 
 `choose_template` selects the template of a model's conversations, in this order: the template of `--chat-template`; the
 named one of `--conv-template` (or CONV_TEMPLATE, or the model's `ti_model_config.json`, which
-`shared.models.model_files.described` fills in); the tokenizer's own; a named one that the model's name suggests. The
-layouts are Jinja files in this folder, rendered like every other chat template. A layout writes all special tokens
-itself, the first one of the prompt included.
+`antiphon.shared.models.model_files.described` fills in); the tokenizer's own; a named one that the model's name
+suggests. The layouts are Jinja files in this folder, rendered like every other chat template. A layout writes all
+special tokens itself, the first one of the prompt included.
 
 Called by the tokenizer service and the offline API at start-up.
 """
@@ -13,8 +13,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from shared.config import ModelSettings
-from shared.text.codec import Codec, TextFacts, load_facts
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.text.codec import Codec, TextFacts, load_facts
 
 DIRECTORY = Path(__file__).parent
 _END_TOKENS: dict[str, dict[int, str]] = {

@@ -6,9 +6,9 @@ tokenizer service in a separate process, the offline API in this process.
 
 from typing import Any
 
-from shared.errors import ServiceError
-from shared.text.codec import Codec
-from shared.text.truncation import shares
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.text.codec import Codec
+from antiphon.shared.text.truncation import shares
 
 _ROUNDS = 24
 """Maximum number of renderings of a pair that is shortened. Each shortens a text, so one or two are usual."""

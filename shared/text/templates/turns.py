@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from shared.codec import DecodeError, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import ChatMessage
-from shared.text.codec import Codec
+from antiphon.shared.codec import DecodeError, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChatMessage
+from antiphon.shared.text.codec import Codec
 
 
 def plain_messages(codec: Codec, messages: tuple[ChatMessage, ...]) -> list[dict[str, Any]]:

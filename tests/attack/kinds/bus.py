@@ -13,13 +13,21 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder, encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
+    ErrorReply,
+    Heartbeat,
+    Message,
+    RecordList,
+    RecordListQuery,
+    RecordQuery,
+    RecordReply,
+)
+from antiphon.shared.subjects import Subjects
 from bench.limits_of_machine.processes import tree
-from shared.bus.nats import NatsTransport
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder, encode
-from shared.errors import ServiceError
-from shared.messages import ErrorReply, Heartbeat, Message, RecordList, RecordListQuery, RecordQuery, RecordReply
-from shared.subjects import Subjects
 from tests.attack.attack import SERVICE, USER, Attack, Skipped
 from tests.attack.bus import configure, connected, members, settings_of
 from tests.attack.judging import FIGURES_ONLY, Told

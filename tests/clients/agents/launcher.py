@@ -21,7 +21,7 @@ def install(module: str) -> None:
 
     def with_module(*given: Any, **named: Any) -> ChildSpec:
         spec = service_spec(*given, **named)
-        argv = [module if word == "services.engine" else word for word in spec.argv]
+        argv = [module if word == "antiphon.services.engine" else word for word in spec.argv]
         return replace(spec, argv=argv, standby_argv=())
 
     launcher.service_spec = with_module

@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from services.engine.service import EngineService
-from shared.actors.service import main
-from shared.config import EngineSettings
+from antiphon.services.engine.service import EngineService
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 from tests.system.mortal_engine import install
 
 ORDER = "AGENTS_ORDER"

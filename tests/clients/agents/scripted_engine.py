@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.service import EngineService
-from services.engine.worker.interface import ModelWorker
-from shared.actors.service import main
-from shared.config import EngineSettings
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.service import EngineService
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.actors.service import main
+from antiphon.shared.config import EngineSettings
 from tests.clients.agents.mortal_engine import install_order
 from tests.support.agent_script import END, say
 from tests.support.scripted import ScriptedWorker

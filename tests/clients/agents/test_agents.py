@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shared.models.model_files import DEMO_DIRECTORY, DEMO_NAME
+from antiphon.shared.models.model_files import DEMO_DIRECTORY, DEMO_NAME
 from tests.clients import results
 from tests.clients.agents import fixtures
 from tests.clients.agents.agents import AGENTS, OTHER_WAYS, Agent, Server

@@ -80,8 +80,12 @@ def test_the_same_script_and_flags_start_every_role_and_the_scheduler_has_no_eng
         children = [line.split(maxsplit=1)[1] for line in listed.splitlines() if line.split()[0] == str(pid)]
         return sorted(word for child in children for word in child.split() if word.startswith("services."))
 
-    gathered = ["services.detokenizer", "services.gateway", "services.tokenizer"]
-    assert [services(index) for index in range(3)] == [gathered, ["services.engine"], ["services.engine"]]
+    gathered = ["antiphon.services.detokenizer", "antiphon.services.gateway", "antiphon.services.tokenizer"]
+    assert [services(index) for index in range(3)] == [
+        gathered,
+        ["antiphon.services.engine"],
+        ["antiphon.services.engine"],
+    ]
 
 
 @pytest.mark.spec("S-DIS-060:disaggregated", "S-DEP-044")

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from antiphon import LLM, SamplingParams
-from shared.settings.allowed_values import CONV_TEMPLATES
+from antiphon.shared.settings.allowed_values import CONV_TEMPLATES
 from tests.system.offline import FLAGS
 from tests.system.served import READY_S, ROOT, Served, fetch, until_the_end, wait_until
 

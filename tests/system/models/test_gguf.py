@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon import LLM
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 from tests.gguf_files import Kind, write_gguf
 from tests.models import greedy_reference, make_model
 from tests.system.offline import FLAGS, GREEDY, generate
@@ -32,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def _home(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.models.gguf_model.directory._CACHE", str(files["home"] / "cache"))
+    monkeypatch.setattr("antiphon.shared.models.gguf_model.directory._CACHE", str(files["home"] / "cache"))
 
 
 def expected(files: dict[str, Path]) -> str:

@@ -17,8 +17,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from antiphon.cli import main
-from services.vision.encoder import load_encoder
-from shared.flags import SettingsError
+from antiphon.services.vision.encoder import load_encoder
+from antiphon.shared.flags import SettingsError
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
 from tests.vision_models import image, make_vision_model, vision_reference
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from antiphon import LLM
 from antiphon.cli import main
+from antiphon.services.engine.quantization.rounding import quantize_int4
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 from infra.demo_model.evaluate import unseen_stories
-from services.engine.quantization.rounding import quantize_int4
-from shared.models.model_files import DEMO_DIRECTORY
-from shared.settings.quantization import SMOOTHQUANT_FILE
 from tests.system.models.test_quantized import PROMPT, perplexity
 from tests.system.served import ROOT, Served, fetch, until_the_end
 

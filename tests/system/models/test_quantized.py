@@ -6,8 +6,8 @@ import re
 import pytest
 
 from antiphon import LLM, SamplingParams
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
 from infra.demo_model.evaluate import unseen_stories
-from shared.models.model_files import DEMO_DIRECTORY
 from tests.system.served import Served, fetch, until_the_end
 
 RATIOS = {"ifq": 1.01, "ifq_w8a8": 1.01, "ifq_w4a8": 1.06, "ifq_nf4": 1.06}

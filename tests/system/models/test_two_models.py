@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from antiphon.async_client import get
-from shared.subjects import model_token
+from antiphon.shared.subjects import model_token
 from tests.models import make_model
 from tests.system.served import READY_S, Served, fetch, until_the_end, wait_until
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from shared.observability.telemetry import Names
+from antiphon.shared.observability.telemetry import Names
 from tests.system.observability.collector import Collector, attributes
 from tests.system.served import Served, fetch, has_opentelemetry, serve_tiny, until_the_end, wait_until
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from antiphon import LLM, LoRARequest, PromptAdapterRequest, RequestOutput, SamplingParams
-from services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.core.plan import StepPlan, StepResult
 from tests.system.offline import FLAGS, GREEDY, LONG, PROMPTS, generate
 from tests.system.served import Served, fetch, until_the_end
 
@@ -326,7 +326,7 @@ class BreakingWorker:
 def test_a_failing_engine_ends_each_result_with_an_error_and_what_was_generated(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from services.engine import engine as engine_module
+    from antiphon.services.engine import engine as engine_module
 
     load = engine_module.load_model
     monkeypatch.setattr(engine_module, "load_model", lambda settings: BreakingWorker(load(settings), 4))

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from shared import limits
+from antiphon.shared import limits
 from tests.conftest import NatsServer, free_port
 from tests.system.served import wait_until
 
@@ -51,9 +51,9 @@ class Fleet:
         self.start("tests.support.flipping_engine", name, *small, *flags, **environ)
 
     def others(self, *gateway_flags: str) -> None:
-        self.start("services.tokenizer", "tok")
-        self.start("services.detokenizer", "det")
-        self.start("services.gateway", "gw", f"--port={self.port}", "--host=127.0.0.1", *gateway_flags)
+        self.start("antiphon.services.tokenizer", "tok")
+        self.start("antiphon.services.detokenizer", "det")
+        self.start("antiphon.services.gateway", "gw", f"--port={self.port}", "--host=127.0.0.1", *gateway_flags)
 
     def wait(self, *engines: str) -> None:
         for name in engines:

@@ -13,7 +13,7 @@ import pytest
 from antiphon import chat
 from antiphon.cli import make_parser
 from antiphon.client import Client, ServerError
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 STREAM = (
     b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'

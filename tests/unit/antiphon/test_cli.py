@@ -9,8 +9,8 @@ import pytest
 from antiphon.cli import main, make_parser
 from antiphon.launch import launcher
 from antiphon.settings import NOT_FOR_USERS, ServeSettings
-from shared.config import EngineSettings
-from shared.flags import SettingsError, flags_of, normalise, parse
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError, flags_of, normalise, parse
 
 HEAVY = {"torch", "transformers", "fastapi", "uvicorn", "nats", "pydantic", "numpy", "tokenizers", "msgspec"}
 
@@ -169,7 +169,8 @@ def test_service_hands_all_flags_to_the_service() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert (
-        done.stdout.strip() == "services.engine __main__ ['antiphon service engine', '--max-num-seqs', '3', '--help']"
+        done.stdout.strip()
+        == "antiphon.services.engine __main__ ['antiphon service engine', '--max-num-seqs', '3', '--help']"
     )
 
 

@@ -14,8 +14,8 @@ from antiphon.cli import main
 from antiphon.entrypoints.openai import api_server
 from antiphon.launch import devices, launcher
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings
-from shared.flags import flags_of, values_of
-from shared.settings.other_options import VARIABLES
+from antiphon.shared.flags import flags_of, values_of
+from antiphon.shared.settings.other_options import VARIABLES
 
 ROOT = Path(launcher.__file__).parents[2]
 TABLE = ROOT / "tests" / "golden" / "defaults.tsv"

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.advice import device_checks, doctor
 from antiphon.advice.device_checks import Check, driver_check, gpus, ip_forward, npus
-from shared.config import EngineSettings
+from antiphon.shared.config import EngineSettings
 
 TWO = "0, GPU-a, NVIDIA L20, 46068, 550.54.15, 8.9\n1, GPU-b, NVIDIA L20, 46068, 550.54.15, 8.9\n"
 

@@ -9,7 +9,7 @@ from antiphon.launch import devices, launcher
 from antiphon.launch.devices import Assignment, for_engines, visible
 from antiphon.launch.launcher import assign_gpus
 from antiphon.settings import ServeSettings
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 
 def test_gpus_are_what_the_variable_names_or_else_the_device_files(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from antiphon.advice import doctor
 from antiphon.advice.doctor import Check
-from shared.config import EngineSettings
-from shared.flags import SettingsError
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
 
 
 def model_in(folder: Path, *names: str) -> str:

@@ -13,11 +13,11 @@ from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
 from antiphon.launch import devices, launcher
 from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
-from shared.config import EngineSettings
-from shared.flags import flags_of, values_of
-from shared.models.model_files import model_name
-from shared.settings.allowed_values import CONV_TEMPLATES
-from shared.settings.other_options import VARIABLES
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import flags_of, values_of
+from antiphon.shared.models.model_files import model_name
+from antiphon.shared.settings.allowed_values import CONV_TEMPLATES
+from antiphon.shared.settings.other_options import VARIABLES
 
 ROOT = Path(launcher.__file__).parents[2]
 

@@ -10,8 +10,8 @@ import pytest
 from antiphon.inspect import top, trace
 from antiphon.inspect.rendering import concerns, rendered
 from antiphon.inspect.tap import Place, find_bus
-from shared.flags import SettingsError
-from shared.messages import Cancel, TextEvent, TextEvents, TokenEvent, TokenEvents, TokenizeRequest
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import Cancel, TextEvent, TextEvents, TokenEvent, TokenEvents, TokenizeRequest
 from tests.samples import message_types, sample
 
 SECRET = "the secret text"

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from antiphon.inspect.invariants import OWNERLESS_S, Invariants, is_idle
-from services.gateway.ops.console.topology import TopologyEndpoint
-from shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus
+from antiphon.services.gateway.ops.console.topology import TopologyEndpoint
+from antiphon.shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus
 from tests.support.heartbeats import engine_status, heartbeat
 
 STATUSES = {

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import socket
 import stat
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,15 @@ from antiphon.launch import launcher
 from antiphon.launch.launcher import Place, Plan, VersionPlan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.launch.served_models import models_of
 from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment
+from antiphon.shared.actors.python_command import python_command
+from antiphon.shared.config import DetokenizerSettings, EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError, add_flags, converted, parse
+from antiphon.shared.subjects import model_token
 from antiphon.supervision import death_notice
 from antiphon.supervision.fleet import Fleet
 from antiphon.supervision.processes import ChildSpec
 from antiphon.versions import supervisor
-from shared.config import DetokenizerSettings, EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError, add_flags, converted, parse
-from shared.subjects import model_token
 from tests.models import make_model
 
 
@@ -51,7 +51,7 @@ def settings_of(spec: ChildSpec) -> Any:
     kind = SERVICES[spec.service]
     parser = argparse.ArgumentParser()
     add_flags(parser, kind)
-    return parse(kind, parser.parse_args(list(spec.argv)[3:]), spec.environ)
+    return parse(kind, parser.parse_args(list(spec.argv)[4:]), spec.environ)
 
 
 def test_a_plan_has_the_bus_and_as_many_of_each_service_as_asked(planned) -> None:
@@ -79,9 +79,9 @@ def test_a_standby_becomes_the_same_process_as_its_child(planned) -> None:
     for spec in planned(ServeSettings(standby="on")).specs:
         if spec.standby_argv:
             words = list(spec.standby_argv)
-            assert words[:3] == [sys.executable, "-m", "shared.actors.standby"]
-            assert words[4:] == list(spec.argv)[2:]
-            for module in words[3].split(","):
+            assert words[:4] == python_command("antiphon.shared.actors.standby")
+            assert words[5:] == list(spec.argv)[3:]
+            for module in words[4].split(","):
                 assert importlib.util.find_spec(module) is not None
 
 

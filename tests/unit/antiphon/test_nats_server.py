@@ -12,8 +12,8 @@ import pytest
 
 from antiphon.launch import nats_server
 from antiphon.launch.nats_server import JETSTREAM, LIMITS, Bus, find_binary, prepare, worth_showing
-from shared import limits
-from shared.flags import SettingsError
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.nats

@@ -12,8 +12,8 @@ from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment
-from shared.flags import SettingsError, normalise
-from shared.settings.other_options import BY_NAME, OPTIONS, VARIABLES, Other, Variable, take
+from antiphon.shared.flags import SettingsError, normalise
+from antiphon.shared.settings.other_options import BY_NAME, OPTIONS, VARIABLES, Other, Variable, take
 
 ROOT = Path(launcher.__file__).parents[2]
 VALUES = {"flag": [], "value": ["7"], "values": ["7", "8"]}

@@ -12,9 +12,9 @@ from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
 from antiphon.launch.served_models import models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
-from shared.flags import SettingsError
-from shared.limits import MODELS_MAX
-from shared.models.model_files import model_name
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.limits import MODELS_MAX
+from antiphon.shared.models.model_files import model_name
 
 TOML = """
 [[models]]

@@ -13,11 +13,11 @@ import pytest
 from antiphon.advice import sizing
 from antiphon.advice.sizing import CARDS, Card, chosen_card, on_card
 from antiphon.cli import main
+from antiphon.services.vision.encoder import load_encoder
 from antiphon.settings import ServeSettings
-from services.vision.encoder import load_encoder
-from shared.config import EngineSettings
-from shared.flags import SettingsError
-from shared.models import overrides
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models import overrides
 from tests.models import make_model
 from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi
 from tests.vision_models import make_vision_model

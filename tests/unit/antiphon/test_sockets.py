@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.launch import sockets
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 
 @pytest.fixture

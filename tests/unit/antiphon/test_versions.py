@@ -9,17 +9,14 @@ from typing import Any
 import pytest
 
 from antiphon.launch.launcher import Place, VersionPlan
+from antiphon.services.gateway.path.models.versions import VersionDirectory
 from antiphon.settings import ServeSettings
-from antiphon.supervision.death_notice import DeathNotices
-from antiphon.supervision.processes import ChildSpec
-from antiphon.versions.watch import MemberWatch
-from services.gateway.path.models.versions import VersionDirectory
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.codec import Decoder, encode
-from shared.deployment.model_versions import ENCODER, ModelState, ModelStates, ModelVersion
-from shared.flags import SettingsError
-from shared.messages import (
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.codec import Decoder, encode
+from antiphon.shared.deployment.model_versions import ENCODER, ModelState, ModelStates, ModelVersion
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import (
     ChangeModel,
     MemberEnded,
     ModelsChanged,
@@ -28,8 +25,11 @@ from shared.messages import (
     StreamStatus,
     VisionStatus,
 )
-from shared.models.image_models import check_image_files
-from shared.subjects import Subjects
+from antiphon.shared.models.image_models import check_image_files
+from antiphon.shared.subjects import Subjects
+from antiphon.supervision.death_notice import DeathNotices
+from antiphon.supervision.processes import ChildSpec
+from antiphon.versions.watch import MemberWatch
 from tests.support.heartbeats import engine_status, heartbeat
 from tests.support.memory import MemoryBus, MemoryTransport
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.services.engine.adapters.peft_files import AdapterReader
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.loading.model_files import read_config
 from bench.adapters import TARGETS, parse, write_adapter
-from services.engine.adapters.peft_files import AdapterReader
-from services.engine.models.registry import find_family
-from services.engine.worker.loading.model_files import read_config
 from tests.models import make_model
 
 

@@ -1,7 +1,7 @@
 """What records cost: the order of the runs, and the figures of pairs."""
 
+from antiphon.services.gateway.apis.openai.serving import RESUMABLE
 from bench.reliability.record_cost import ASKING, GOALS_PERCENT, Run, flags, order, summary
-from services.gateway.apis.openai.serving import RESUMABLE
 
 
 def test_the_side_that_runs_first_alternates():

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.registry import find_family
 from bench.harness.loads import Load
 from bench.limits_of_machine.roofline import (
     Limits,
@@ -20,8 +22,6 @@ from bench.limits_of_machine.roofline import (
     token_operations,
     weight_bytes,
 )
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.registry import find_family
 
 DEMO = Path(__file__).resolve().parents[3] / "antiphon" / "demo" / "config.json"
 SMALL = DecoderDescription(

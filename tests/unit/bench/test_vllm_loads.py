@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from antiphon.services.engine.quantization.formats.compressed_tensors import CompressedTensors
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantizer.grid import INT4_MIDDLE, Rounded
+from antiphon.services.engine.quantizer.layouts import stored
 from bench.peer_systems import vllm_loads
 from bench.peer_systems.vllm_loads import Comparison, VllmRefusedError, packed, reason, run_vllm
-from services.engine.quantization.formats.compressed_tensors import CompressedTensors
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.quantizer.grid import INT4_MIDDLE, Rounded
-from services.engine.quantizer.layouts import stored
 
 GREEDY = """import json, sys
 request = json.load(open(sys.argv[2]))

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.detokenizer.actor import DetokenizerActor
-from shared import limits
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.bus.transport import Delivery
-from shared.codec import Decoder, encode, pack_ids
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.detokenizer.actor import DetokenizerActor
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import Decoder, encode, pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     Ack,
     Cancel,
     CloseStream,
@@ -34,9 +34,9 @@ from shared.messages import (
     TokenLogprobs,
     TopLogprob,
 )
-from shared.observability import telemetry
-from shared.subjects import Subjects
-from shared.text.vocabulary import Vocabulary
+from antiphon.shared.observability import telemetry
+from antiphon.shared.subjects import Subjects
+from antiphon.shared.text.vocabulary import Vocabulary
 from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus, MemoryTransport
 from tests.tokenizer_files import byte_level, decoder_of, token_id

@@ -1,8 +1,8 @@
 """Tokens that come before their stream: held, bounded in number and time."""
 
-from services.detokenizer.early_events import EarlyEvent, EarlyEvents
-from shared import limits
-from shared.messages import TokenEvent
+from antiphon.services.detokenizer.early_events import EarlyEvent, EarlyEvents
+from antiphon.shared import limits
+from antiphon.shared.messages import TokenEvent
 
 
 def early(name: str, position: int = 0, attempt: int = 1, at: float = 0.0) -> EarlyEvent:

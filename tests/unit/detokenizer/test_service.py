@@ -3,15 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from services.detokenizer.service import DetokenizerService
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.codec import Decoder, encode
-from shared.config import DetokenizerSettings
-from shared.flags import SettingsError
-from shared.messages import Ack, CloseStream, ErrorReply, OpenStream, StreamStatus
-from shared.subjects import Subjects
+from antiphon.services.detokenizer.service import DetokenizerService
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.codec import Decoder, encode
+from antiphon.shared.config import DetokenizerSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import Ack, CloseStream, ErrorReply, OpenStream, StreamStatus
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.engine.models.registry import find_family
+from antiphon.services.engine.models.registry import find_family
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

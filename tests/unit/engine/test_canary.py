@@ -8,21 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.engine.canary.canary import Canary, WrongResultError
-from services.engine.canary.checksums import PORTION_BYTES, Checksums
-from services.engine.canary.guard import WeightGuard
-from services.engine.canary.measure import Golden, check_deterministic, measure
-from services.engine.canary.probe import OUTPUT_TOKENS, Observed, difference, digest, probe_spec
-from services.engine.core.core import Core
-from services.engine.core.invariants import check
-from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.core.sequence import Status
-from services.engine.executor import Executor
-from services.engine.worker.interface import WeightMemory
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.canary.canary import Canary, WrongResultError
+from antiphon.services.engine.canary.checksums import PORTION_BYTES, Checksums
+from antiphon.services.engine.canary.guard import WeightGuard
+from antiphon.services.engine.canary.measure import Golden, check_deterministic, measure
+from antiphon.services.engine.canary.probe import OUTPUT_TOKENS, Observed, difference, digest, probe_spec
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.invariants import check
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.core.sequence import Status
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.worker.interface import WeightMemory
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=64, vocab_size=1000)
 LIMITS = CoreLimits(max_num_seqs=2, max_num_batched_tokens=64, has_canary_row=True)

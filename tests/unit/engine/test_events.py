@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from services.engine.core.request import Outcome
-from services.engine.steps.events import token_events
-from shared import limits
-from shared.codec import pack_ids, unpack_floats, unpack_ids
-from shared.messages import PromptLogprobs
+from antiphon.services.engine.core.request import Outcome
+from antiphon.services.engine.steps.events import token_events
+from antiphon.shared import limits
+from antiphon.shared.codec import pack_ids, unpack_floats, unpack_ids
+from antiphon.shared.messages import PromptLogprobs
 
 
 def test_the_log_probabilities_of_a_prompt_are_cut_into_parts_that_say_the_same() -> None:

@@ -4,11 +4,11 @@ import threading
 import time
 from dataclasses import replace
 
-from services.engine.core.request import SequenceSpec
-from services.engine.grammar_gate import GrammarGate
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.grammar_gate import GrammarGate
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams
 
 COMPILE_S = 0.01
 

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from services.engine.backends import load
-from services.engine.engine import load_model
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
+from antiphon.services.engine.backends import load
+from antiphon.services.engine.engine import load_model
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
 
 
 def test_a_later_load_leaves_the_garbage_of_the_process_to_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:

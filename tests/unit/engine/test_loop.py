@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import pytest
 
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.core.request import SequenceSpec
-from services.engine.executor import Executor
-from services.engine.steps import loop as loop_module
-from services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
-from services.engine.steps.reports import ReportQueue
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.steps import loop as loop_module
+from antiphon.services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
+from antiphon.services.engine.steps.reports import ReportQueue
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import SamplingParams
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=100, vocab_size=1000)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.engine.sequence_table import GatewayKey, SequenceTable, split
-from shared import limits
-from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.sequence_table import GatewayKey, SequenceTable, split
+from antiphon.shared import limits
+from antiphon.shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 def submit(attempt: int = 1, sequence_id: str = "r-0") -> Submit:

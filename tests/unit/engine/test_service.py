@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.core import Core
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.engine import core_limits, with_present_names
-from services.engine.service import EngineService
-from shared.actors.host import Host
-from shared.actors.service import EXIT_CONFIG, main
-from shared.clock import SystemClock
-from shared.config import EngineSettings
-from shared.flags import SettingsError, flags_of
-from shared.subjects import Subjects
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.engine import core_limits, with_present_names
+from antiphon.services.engine.service import EngineService
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.service import EXIT_CONFIG, main
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError, flags_of
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.engine.core.factories import answer, prompt_of, spec
 
@@ -231,5 +231,5 @@ async def test_an_engine_has_started_only_when_it_is_warm() -> None:
 
 def test_the_service_imports_torch_only_while_it_loads_a_model() -> None:
     """Else importing torch, most of the start-up time, would come before the service connects to the bus."""
-    code = "import sys, services.engine.__main__; sys.exit('torch' in sys.modules)"
+    code = "import sys, antiphon.services.engine.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

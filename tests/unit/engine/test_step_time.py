@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.engine.core.plan import EngineFacts, ScheduledSequence, StepPlan, StepResult
-from services.engine.executor import Executor
-from services.engine.steps.in_flight import LEAD_S, LEAD_SHARE, InFlightSteps
-from services.engine.steps.step_time import StepTimeEstimator
-from services.engine.worker.interface import UNDER_WAY_MAX
+from antiphon.services.engine.core.plan import EngineFacts, ScheduledSequence, StepPlan, StepResult
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.steps.in_flight import LEAD_S, LEAD_SHARE, InFlightSteps
+from antiphon.services.engine.steps.step_time import StepTimeEstimator
+from antiphon.services.engine.worker.interface import UNDER_WAY_MAX
 
 FACTS = EngineFacts(num_blocks=8, block_size=4, max_model_len=100, vocab_size=1000)
 

@@ -6,19 +6,19 @@ from itertools import count
 
 import pytest
 
-from services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence, StepPlan, StepResult
-from services.engine.engine import Engine
-from services.engine.executor import Executor
-from services.engine.steps import progress
-from services.engine.steps.computing_threads import observe, observe_one
-from services.engine.steps.in_flight import InFlightSteps, RunningStep
-from services.engine.steps.loop import StepReport
-from services.engine.steps.progress import ProgressMonitor
-from services.engine.steps.reports import ReportQueue
-from services.engine.steps.step_time import Timing
-from services.engine.steps.watchdog import Activity, DeliveryWatchdog, ProgressWatchdog, Stall, WaitingReport
-from shared import limits
-from shared.actors.service import EXIT_FAULT
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence, StepPlan, StepResult
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.steps import progress
+from antiphon.services.engine.steps.computing_threads import observe, observe_one
+from antiphon.services.engine.steps.in_flight import InFlightSteps, RunningStep
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.steps.progress import ProgressMonitor
+from antiphon.services.engine.steps.reports import ReportQueue
+from antiphon.services.engine.steps.step_time import Timing
+from antiphon.services.engine.steps.watchdog import Activity, DeliveryWatchdog, ProgressWatchdog, Stall, WaitingReport
+from antiphon.shared import limits
+from antiphon.shared.actors.service import EXIT_FAULT
 from tests.unit.engine.core.factories import answer
 
 BEAT_S = limits.HEARTBEAT_INTERVAL_S

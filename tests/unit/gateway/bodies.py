@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from services.gateway.apis.openai import schemas
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.chat import generation_request
-from services.gateway.apis.openai.completions import completion_request
-from services.gateway.edge.access.call import Call, Strictness, serving
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai import schemas
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.chat import generation_request
+from antiphon.services.gateway.apis.openai.completions import completion_request
+from antiphon.services.gateway.edge.access.call import Call, Strictness, serving
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.shared.errors import ServiceError
 
 CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1)
 STRICT = Strictness(unknown_fields=True, long_outputs=True)

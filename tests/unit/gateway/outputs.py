@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.gateway.apis.parsers.formats import TOOL_FORMATS
-from services.gateway.apis.parsers.output_parser import CallParser
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.output_parser import CallParser
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:

@@ -3,19 +3,19 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
-from services.gateway.path.generation import (
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
+from antiphon.services.gateway.path.generation import (
     GenerationRequest,
     PromptInputs,
     RequestTimes,
     SequenceUpdate,
     TokenCounts,
 )
-from services.gateway.path.sequence_state import SequenceState
-from shared.messages import ChatMessage, PositionLogprobs, TokenText
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared.messages import ChatMessage, PositionLogprobs, TokenText
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.unit.gateway.bodies import CARD
 
 ID = "A" * 22

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from shared.messages import SequenceSteps, StepEvent, StepEvents
-from shared.observability.step_rows import pack_sequence, pack_step
+from antiphon.shared.messages import SequenceSteps, StepEvent, StepEvents
+from antiphon.shared.observability.step_rows import pack_sequence, pack_step
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from services.gateway.apis.openai.request_context import system_fingerprint
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.liveness.pulse import TICK_S
-from shared import limits
-from shared.actors.actor import Envelope
-from shared.actors.host import Host
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.gateway.apis.openai.request_context import system_fingerprint
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.liveness.pulse import TICK_S
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Envelope
+from antiphon.shared.actors.host import Host
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     GatewayStatus,
     Heartbeat,
     OwnershipQuery,
@@ -21,7 +21,7 @@ from shared.messages import (
     SequenceRef,
     StreamStatus,
 )
-from shared.subjects import Subjects
+from antiphon.shared.subjects import Subjects
 from tests.support.heartbeats import engine_status, heartbeat
 from tests.support.memory import MemoryBus
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.batch import keep_whole_lines, read_requests
-from services.gateway.guests.batches.answers import keep_whole_answers
-from services.gateway.guests.batches.requests import InputCheck, RequestReader
-from shared.files import limits
-from shared.files.batch_lines import (
+from antiphon.services.gateway.guests.batches.answers import keep_whole_answers
+from antiphon.services.gateway.guests.batches.requests import InputCheck, RequestReader
+from antiphon.shared.files import limits
+from antiphon.shared.files.batch_lines import (
     BatchLineError,
     answered,
     encoded_answer,
@@ -24,7 +24,7 @@ from shared.files.batch_lines import (
     request_lines,
     unanswered,
 )
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 URL = "/v1/completions"
 

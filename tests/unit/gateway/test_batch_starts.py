@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from antiphon.services.gateway.edge.access.call import Call, serving
+from antiphon.services.gateway.guests.batches import runner
+from antiphon.services.gateway.guests.batches.places import Places
+from antiphon.services.gateway.guests.batches.store import BatchStore
+from antiphon.services.gateway.guests.files import disk
+from antiphon.services.gateway.guests.files.store import FileStore
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits
+from antiphon.shared.limits import STARTS_MAX
+from antiphon.shared.security.api_keys import ApiKey
 from antiphon.supervision.fleet import Backoff
-from services.gateway.edge.access.call import Call, serving
-from services.gateway.guests.batches import runner
-from services.gateway.guests.batches.places import Places
-from services.gateway.guests.batches.store import BatchStore
-from services.gateway.guests.files import disk
-from services.gateway.guests.files.store import FileStore
-from shared.errors import ServiceError
-from shared.files import limits
-from shared.limits import STARTS_MAX
-from shared.security.api_keys import ApiKey
 from tests.unit.gateway.test_batches import OTHER, TEAM, Client, Clock, Gateway, append, names
 
 THIRD = ApiKey(name="third", digests=(b"3",))
@@ -138,8 +138,8 @@ def test_the_gateways_of_a_launcher_outlive_such_a_batch():
 
 HOLDER = """
 import asyncio, sys
-from services.gateway.guests.batches.store import BatchStore
-from services.gateway.guests.files.store import FileStore
+from antiphon.services.gateway.guests.batches.store import BatchStore
+from antiphon.services.gateway.guests.files.store import FileStore
 store = BatchStore(FileStore(sys.argv[1]))
 print(asyncio.run(store.take(sys.argv[2])), flush=True)
 writer = store.files.writer("file-" + "x" * 22, "team")

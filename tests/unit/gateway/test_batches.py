@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from services.gateway.edge.access.call import Call, current_call, serving
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.in_process import InProcessClient, InProcessResponse
-from services.gateway.guests.batches import runner
-from services.gateway.guests.batches.batches import Batches
-from services.gateway.guests.batches.record import BatchRecord
-from services.gateway.guests.batches.store import BatchStore
-from services.gateway.guests.files.disk import write_atomically
-from services.gateway.guests.files.store import FileStore
-from shared.errors import ServiceError
-from shared.files import limits
-from shared.security.api_keys import ANONYMOUS, ApiKey
+from antiphon.services.gateway.edge.access.call import Call, current_call, serving
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.in_process import InProcessClient, InProcessResponse
+from antiphon.services.gateway.guests.batches import runner
+from antiphon.services.gateway.guests.batches.batches import Batches
+from antiphon.services.gateway.guests.batches.record import BatchRecord
+from antiphon.services.gateway.guests.batches.store import BatchStore
+from antiphon.services.gateway.guests.files.disk import write_atomically
+from antiphon.services.gateway.guests.files.store import FileStore
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits
+from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey
 
 URL = "/v1/completions"
 

@@ -6,8 +6,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.guests.resume.body_images import CutBody, WholeBody, whole_body, without_images
-from shared.request.images import ImageInput
+from antiphon.services.gateway.guests.resume.body_images import CutBody, WholeBody, whole_body, without_images
+from antiphon.shared.request.images import ImageInput
 
 FILE = bytes(range(256)) * 30
 PARTS = st.sampled_from([FILE, FILE[:1536], FILE[300:], b"small"]) | st.text(max_size=5)

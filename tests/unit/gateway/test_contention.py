@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from services.gateway.ops.timeline.contention import NAMED_MAX, Wait, contention, during, wait_of
-from services.gateway.ops.timeline.directory import BusRecordDirectory
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.ops.timeline.recorder import Recorder as AnyRecorder
-from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.path.record import RequestFacts
-from shared.actors.host import Host
-from shared.bus.transport import Delivery
-from shared.codec import Decoder, encode
-from shared.messages import GatewayStatus, RecordListQuery, RecordQuery
-from shared.subjects import Subjects
+from antiphon.services.gateway.ops.timeline.contention import NAMED_MAX, Wait, contention, during, wait_of
+from antiphon.services.gateway.ops.timeline.directory import BusRecordDirectory
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.ops.timeline.recorder import Recorder as AnyRecorder
+from antiphon.services.gateway.ops.timeline.request_record import RequestRecord
+from antiphon.services.gateway.path.record import RequestFacts
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import Decoder, encode
+from antiphon.shared.messages import GatewayStatus, RecordListQuery, RecordQuery
+from antiphon.shared.subjects import Subjects
 from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation

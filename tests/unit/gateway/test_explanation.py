@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.gateway.ops.timeline import queries
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.ops.timeline.timeline import timeline_of
-from services.gateway.path.record import RequestFacts
-from shared.messages import RecordQuery, SequenceRef, StepEvent
+from antiphon.services.gateway.ops.timeline import queries
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.ops.timeline.request_record import RequestRecord
+from antiphon.services.gateway.ops.timeline.timeline import timeline_of
+from antiphon.services.gateway.path.record import RequestFacts
+from antiphon.shared.messages import RecordQuery, SequenceRef, StepEvent
 from tests.unit.gateway.step_events import Told, told
 
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.edge.access.call import Call, serving
-from services.gateway.guests.files import directory
-from services.gateway.guests.files.clock import WallClock
-from services.gateway.guests.files.store import FileStore
-from services.gateway.guests.files.writer import FileWriter
-from shared.errors import ServiceError
-from shared.files import limits
-from shared.security.api_keys import ApiKey
+from antiphon.services.gateway.edge.access.call import Call, serving
+from antiphon.services.gateway.guests.files import directory
+from antiphon.services.gateway.guests.files.clock import WallClock
+from antiphon.services.gateway.guests.files.store import FileStore
+from antiphon.services.gateway.guests.files.writer import FileWriter
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits
+from antiphon.shared.security.api_keys import ApiKey
 
 KEYS = {name: ApiKey(name=name, digests=(name.encode(),)) for name in ("alice", "bob", "carol")}
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 GATEWAY = ROOT / "services/gateway"
 GUESTS = sorted(path.parent.name for path in (GATEWAY / "guests").glob("*/__init__.py"))
-NEEDS = {name: getattr(import_module(f"services.gateway.guests.{name}"), "NEEDS", ()) for name in GUESTS}
+NEEDS = {name: getattr(import_module(f"antiphon.services.gateway.guests.{name}"), "NEEDS", ()) for name in GUESTS}
 APIS = ("anthropic", "native", "ollama")
 """All but OpenAI's, in whose terms the others are written."""
 FOLDERS = [*(f"guests.{name}" for name in GUESTS), *(f"apis.{name}" for name in APIS)]
@@ -51,7 +51,7 @@ def test_nobody_imports_a_guest_or_an_api_but_itself_and_those_that_need_it(name
     found = [
         path
         for path, modules in product.items()
-        if own.isdisjoint(path.parents) and any(one.startswith(f"services.gateway.{name}.") for one in modules)
+        if own.isdisjoint(path.parents) and any(one.startswith(f"antiphon.services.gateway.{name}.") for one in modules)
     ]
     assert not found
 
@@ -62,9 +62,13 @@ def test_what_is_needed_needs_nothing_itself():
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_without_its_folder_requests_are_served(name: str, tmp_path: Path):
-    for folder in ("shared", "antiphon", "tests", "infra", "pyproject.toml"):
+    for folder in ("shared", "tests", "infra", "pyproject.toml"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    (tmp_path / "services").mkdir()
+    for folder in ("services", "antiphon"):
+        (tmp_path / folder).mkdir()
+    for part in (ROOT / "antiphon").iterdir():
+        # Those that are links themselves lead to the copies.
+        (tmp_path / "antiphon" / part.name).symlink_to(part.readlink() if part.is_symlink() else part)
     for part in (ROOT / "services").iterdir():
         if part.name != "gateway":
             (tmp_path / "services" / part.name).symlink_to(part)

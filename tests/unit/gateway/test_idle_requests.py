@@ -5,13 +5,13 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.bodies.parameters import check_tier
-from services.gateway.edge.access.call import Call, serving
-from services.gateway.edge.access.guard import GuardedBackend
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.apis.openai.bodies.parameters import check_tier
+from antiphon.services.gateway.edge.access.call import Call, serving
+from antiphon.services.gateway.edge.access.guard import GuardedBackend
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import SamplingParams
 
 REQUEST = GenerationRequest(request_id="r", model="m", params=SamplingParams(), inputs=PromptInputs(texts=("hi",)))
 

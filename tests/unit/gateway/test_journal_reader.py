@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from services.gateway.guests.resume import journal_reader
-from services.gateway.guests.resume.journal_reader import JournalReader
-from services.gateway.guests.resume.record import JournalEntry, Progress, encoded
-from shared.bus.durable_log import Logged, LogUnavailableError
+from antiphon.services.gateway.guests.resume import journal_reader
+from antiphon.services.gateway.guests.resume.journal_reader import JournalReader
+from antiphon.services.gateway.guests.resume.record import JournalEntry, Progress, encoded
+from antiphon.shared.bus.durable_log import Logged, LogUnavailableError
 
 JOURNAL = "journal of g1"
 NAMES = [f"r{number}" for number in range(32)]

@@ -3,11 +3,11 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.ops.metrics.engines import EngineCollector
-from services.gateway.ops.metrics.members import MemberCollector
-from shared.messages import EngineCounters, EngineHistograms, GatewayStatus, PoolStatus, StreamStatus
-from shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.ops.metrics.engines import EngineCollector
+from antiphon.services.gateway.ops.metrics.members import MemberCollector
+from antiphon.shared.messages import EngineCounters, EngineHistograms, GatewayStatus, PoolStatus, StreamStatus
+from antiphon.shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
 from tests.support.heartbeats import heartbeat
 from tests.unit.gateway.test_metrics import ENGINE, beat, samples
 

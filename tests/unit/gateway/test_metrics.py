@@ -1,11 +1,11 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.request_meter import RequestMeter
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.ops.metrics.engines import EngineCollector
-from shared.messages import EngineStatus, GatewayStatus, Heartbeat, ServiceState
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.request_meter import RequestMeter
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.ops.metrics.engines import EngineCollector
+from antiphon.shared.messages import EngineStatus, GatewayStatus, Heartbeat, ServiceState
 from tests.support.heartbeats import engine_status, heartbeat
 from tests.unit.gateway.request_contexts import context, update
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.path.guest import Guest, Guests
-from services.gateway.path.models.catalog import ModelCatalog
-from shared import limits
-from shared.actors.presence import Members
-from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, ServiceState, StreamStatus
+from antiphon.services.gateway.path.guest import Guest, Guests
+from antiphon.services.gateway.path.models.catalog import ModelCatalog
+from antiphon.shared import limits
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, ServiceState, StreamStatus
 from tests.support.heartbeats import engine_status, heartbeat
 
 STATUS: dict[ServiceName, Callable[[str], EngineStatus | PoolStatus | StreamStatus]] = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.gateway.path.placement.queue_wait import ENDS_MIN, KNOWN_S, UNKNOWN_ROUNDS, QueueWait
+from antiphon.services.gateway.path.placement.queue_wait import ENDS_MIN, KNOWN_S, UNKNOWN_ROUNDS, QueueWait
 
 
 def busy(per_second: float, seconds: float, start: float = 100.0) -> tuple[QueueWait, float]:

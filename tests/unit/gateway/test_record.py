@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.ops.timeline.recorder import ENGINES_MAX, Recorder
-from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.ops.timeline.timeline import phases_of, timeline_of
-from services.gateway.ops.timeline.trace_events import trace_events_of
-from services.gateway.path.record import NOT_RECORDED, RequestFacts
-from shared import limits
-from shared.messages import SequenceRef, StepEvent, StepEvents, UsageOutcome
+from antiphon.services.gateway.ops.timeline.recorder import ENGINES_MAX, Recorder
+from antiphon.services.gateway.ops.timeline.request_record import RequestRecord
+from antiphon.services.gateway.ops.timeline.timeline import phases_of, timeline_of
+from antiphon.services.gateway.ops.timeline.trace_events import trace_events_of
+from antiphon.services.gateway.path.record import NOT_RECORDED, RequestFacts
+from antiphon.shared import limits
+from antiphon.shared.messages import SequenceRef, StepEvent, StepEvents, UsageOutcome
 from tests.unit.gateway.step_events import Told, told
 
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from services.gateway.guests.images import remote
-from services.gateway.guests.images.remote import RemoteImages, is_public
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.guests.images import remote
+from antiphon.services.gateway.guests.images.remote import RemoteImages, is_public
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 PARAM = "messages[0].content[0].image_url"
 

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.guests.replay.checks import check_record
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import BeamParams, SamplingParams
-from shared.parameters.thinking import ThinkingBudget
-from shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, decode, encode
+from antiphon.services.gateway.guests.replay.checks import check_record
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
+from antiphon.shared.parameters.thinking import ThinkingBudget
+from antiphon.shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, decode, encode
 from tests.integration.edge import CARD, ScriptedBackend, call, serving
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.gateway.guests.responses.stored.records import MemoryRecords
-from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from shared.request.conversation import Turn
+from antiphon.services.gateway.guests.responses.stored.records import MemoryRecords
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
+from antiphon.shared.request.conversation import Turn
 
 MAX_BYTES, TTL_S = 8000, 10.0
 

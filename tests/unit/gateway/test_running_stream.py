@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from services.gateway.edge.http import sse
-from services.gateway.edge.http.disconnect import ClientGoneError
-from services.gateway.guests.resume.positioned import PositionedEvents
-from services.gateway.guests.resume.running import RunningStream
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError
+from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
+from antiphon.services.gateway.guests.resume.running import RunningStream
+from antiphon.shared.errors import ServiceError
 
 GRACE_S = 0.05
 

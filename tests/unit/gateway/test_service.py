@@ -2,8 +2,8 @@
 
 from fastapi import FastAPI
 
-from services.gateway.service import server_config
-from shared.config import GatewaySettings
+from antiphon.services.gateway.service import server_config
+from antiphon.shared.config import GatewaySettings
 
 CLIENT_POOL_IDLE_S = 60
 """The longest that common clients and proxies keep an idle connection for their next request."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.ops.timeline.slowness import OUTLIERS_MAX, mark_outliers, mark_slow, usual_token_s
+from antiphon.services.gateway.ops.timeline.slowness import OUTLIERS_MAX, mark_outliers, mark_slow, usual_token_s
 
 
 def request(decode_s: float = 0.3, tokens: int = 40, prompt: int = 4, **more: Any) -> dict[str, Any]:

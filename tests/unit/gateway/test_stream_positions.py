@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.apis.anthropic.encoder import MessageEncoder
-from services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder
-from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
-from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from services.gateway.edge.http import sse
-from services.gateway.guests.responses.encoder import ResponseEncoder
-from services.gateway.guests.responses.response_object import ResponseObject
-from services.gateway.guests.responses.schemas import ResponsesBody
-from services.gateway.guests.resume.cut import SequenceCut
-from services.gateway.guests.resume.position import START, Part, Position, Shown, parse
-from services.gateway.guests.resume.positioned import PositionedEvents
-from services.gateway.path.generation import SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.anthropic.encoder import MessageEncoder
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder
+from antiphon.services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
+from antiphon.services.gateway.guests.responses.response_object import ResponseObject
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.services.gateway.guests.resume.cut import SequenceCut
+from antiphon.services.gateway.guests.resume.position import START, Part, Position, Shown, parse
+from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import ID, context, position, state
 
 TEXT = '<think>so it is</think>Hello <tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call> bye <tool_'

@@ -5,14 +5,20 @@ import asyncio
 import msgpack
 import pytest
 
-from services.gateway.guests.resume.journal import Journal, JournaledStream
-from services.gateway.guests.resume.record import Accepted, JournalEntry, StreamRecord, accepted_of, decoded_entries
-from services.gateway.path.generation import ResumedOutput
-from services.gateway.path.sequence_state import Address, SequenceState
-from shared import limits
-from shared.bus.durable_log import LogUnavailableError
-from shared.codec import pack_ids
-from shared.messages import TextEvent
+from antiphon.services.gateway.guests.resume.journal import Journal, JournaledStream
+from antiphon.services.gateway.guests.resume.record import (
+    Accepted,
+    JournalEntry,
+    StreamRecord,
+    accepted_of,
+    decoded_entries,
+)
+from antiphon.services.gateway.path.generation import ResumedOutput
+from antiphon.services.gateway.path.sequence_state import Address, SequenceState
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.messages import TextEvent
 
 RECORD = StreamRecord(
     request_id="r",

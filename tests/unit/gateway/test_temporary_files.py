@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.guests.files import temporary
-from shared import limits
+from antiphon.services.gateway.guests.files import temporary
+from antiphon.shared import limits
 
 OWNER = """
-from services.gateway.guests.files import temporary
+from antiphon.services.gateway.guests.files import temporary
 path = temporary.make()
 (path / "file-1").write_text("data")
 print(path, flush=True)

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.request_meter import RequestTrace
-from shared.observability import telemetry
-from shared.observability.telemetry import Names
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.request_meter import RequestTrace
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Names
 from tests.unit.gateway.request_contexts import ID, context, update
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

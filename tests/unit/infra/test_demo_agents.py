@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
 from infra.demo_model.agents import features, lengthen, texts
 from infra.demo_model.agents.features import Piece, ShardMaker, bare_words, near_states, shard_path, sources_of
 from infra.demo_model.agents.lengthen import Context, FarLayer, Pieces, Plan, Run, lengthened, row_of, unit
@@ -21,7 +22,6 @@ from infra.demo_model.generate import Decoder, load_model
 from infra.demo_model.model import SHAPES, Layer, Llama
 from infra.demo_model.sample import read_call
 from infra.demo_model.tokenizer import DEMO, load
-from services.gateway.apis.parsers.formats import TOOL_FORMATS
 
 SMALL = {"TURNS": 6, "EXERCISES": 4, "SECTIONS": 3, "TOOLS": 2, "TOOLS_OF_PATHS": 1, "TOOLS_OF_READERS": 1}
 

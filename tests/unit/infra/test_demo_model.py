@@ -8,6 +8,8 @@ import torch
 from jsonschema import validate
 from safetensors.torch import load_file
 
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
 from infra.demo_model.batches import Maker
 from infra.demo_model.checkpoint import write_checkpoint
 from infra.demo_model.evaluate import tool_accuracy, tool_samples
@@ -18,8 +20,6 @@ from infra.demo_model.export import export
 from infra.demo_model.generate import load_model
 from infra.demo_model.sample import Sample, assistant, is_held_out, passes, read_call, user
 from infra.demo_model.tokenizer import load, render
-from services.gateway.apis.parsers.formats import TOOL_FORMATS
-from shared.models.model_files import DEMO_DIRECTORY
 
 RESULTS = Path(__file__).parents[3] / "infra" / "demo_model" / "results.json"
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from antiphon.services.gateway.app import create_app
+from antiphon.services.gateway.edge.http.server.uvicorn_server import Server, server_config
+from antiphon.shared import codec
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.messages import PoolStatus, ServiceState
+from antiphon.shared.subjects import Subjects
 from infra.docker import healthcheck
-from services.gateway.app import create_app
-from services.gateway.edge.http.server.uvicorn_server import Server, server_config
-from shared import codec
-from shared.config import GatewaySettings
-from shared.messages import PoolStatus, ServiceState
-from shared.subjects import Subjects
 from tests.integration.edge import ScriptedBackend
 from tests.support.heartbeats import heartbeat
 

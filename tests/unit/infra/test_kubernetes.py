@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from shared.flags import json_words
+from antiphon.shared.flags import json_words
 from tests.unit.infra.test_monitoring import NAME, known
 
 ROOT = Path(__file__).resolve().parents[3]

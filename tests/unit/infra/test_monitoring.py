@@ -9,12 +9,12 @@ import pytest
 import yaml
 from prometheus_client import Metric
 
-from services.gateway.edge.access.usage import UsageLedger
-from services.gateway.edge.access.usage_metrics import UsageCollector
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.ops.metrics.engines import EngineCollector
-from services.gateway.ops.metrics.members import MemberCollector
-from shared.messages import GatewayStatus
+from antiphon.services.gateway.edge.access.usage import UsageLedger
+from antiphon.services.gateway.edge.access.usage_metrics import UsageCollector
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.ops.metrics.engines import EngineCollector
+from antiphon.services.gateway.ops.metrics.members import MemberCollector
+from antiphon.shared.messages import GatewayStatus
 from tests.support.heartbeats import heartbeat
 from tests.unit.gateway.test_metrics import ENGINE, beat
 

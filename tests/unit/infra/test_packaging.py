@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from antiphon.shared.flags import json_words
+from antiphon.shared.security.bus_permissions import CONTAINER_ROLES as ROLES
+from antiphon.shared.version import __version__
 from infra.checks import bus_users
-from shared.flags import json_words
-from shared.security.bus_permissions import CONTAINER_ROLES as ROLES
-from shared.version import __version__
 
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -104,7 +104,7 @@ def test_an_image_copies_its_service_alone_and_runs_it_as_no_root(service: str) 
     assert copied == {service}
     assert f"pyproject.toml {service} >" in text
     assert re.search(r"^USER 10001$", text, re.MULTILINE)
-    assert f'ENTRYPOINT ["python", "-m", "services.{service}"]' in text
+    assert f'ENTRYPOINT ["python", "-m", "antiphon.services.{service}"]' in text
     assert f'"healthcheck.py", "{service}"' in text
 
 
@@ -120,10 +120,10 @@ def test_what_the_images_copy_is_in_the_build_context() -> None:
 def test_the_engines_image_has_the_cpu_backend_for_every_processor_and_no_compiler() -> None:
     build, runtime = dockerfile("engine").rsplit("\nFROM ", 1)
     assert "g++" in build
-    assert "RUN python -m services.engine.backends.cpu --all\n" in build
+    assert "RUN python -m antiphon.services.engine.backends.cpu --all\n" in build
     assert "g++" not in runtime
     compiled = "services/engine/backends/cpu/compiled"
-    assert f"COPY --from=compiled /app/{compiled} {compiled}\n" in runtime
+    assert f"COPY --from=compiled /app/antiphon/{compiled} antiphon/{compiled}\n" in runtime
     assert compiled in (ROOT / ".dockerignore").read_text().splitlines()
 
 

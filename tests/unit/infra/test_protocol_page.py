@@ -2,6 +2,7 @@
 
 import ast
 
+from antiphon.shared.messages import Ack, ErrorReply
 from infra.checks.protocol_page import (
     PAGE,
     Handler,
@@ -14,7 +15,6 @@ from infra.checks.protocol_page import (
     render,
     table,
 )
-from shared.messages import Ack, ErrorReply
 
 SERVICE = """
 class Example:

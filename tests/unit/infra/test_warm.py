@@ -51,7 +51,7 @@ def seen(start: Callable[..., subprocess.Popen[bytes]], environ: Mapping[str, st
 
 @pytest.mark.parametrize("in_session", [True, False])
 def test_a_forked_service_is_like_an_executed_one(tmp_path: Path, in_session: bool) -> None:
-    words = [sys.executable, "-m", "services.tokenizer", "--nats=nats://127.0.0.1:1", f"--model={tmp_path}"]
+    words = [sys.executable, "-m", "antiphon.services.tokenizer", "--nats=nats://127.0.0.1:1", f"--model={tmp_path}"]
 
     def start(argv: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         os.dup2(0, PASSED)

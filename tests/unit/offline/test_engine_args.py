@@ -11,9 +11,9 @@ import pytest
 from antiphon import EngineArgs
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings
-from shared.config import EngineSettings
-from shared.distributed import world
-from shared.flags import flags_of
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed import world
+from antiphon.shared.flags import flags_of
 
 
 @pytest.mark.spec("S-SRV-007")

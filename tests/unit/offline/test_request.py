@@ -5,9 +5,9 @@ from tokenizers import Tokenizer
 
 from antiphon.offline.request import LiveRequest, Submitted, Times
 from antiphon.offline.sampling_params import SamplingParams
-from services.engine.core.request import Outcome
-from shared.request.outputs import CompletionOutput
-from shared.text.vocabulary import Vocabulary
+from antiphon.services.engine.core.request import Outcome
+from antiphon.shared.request.outputs import CompletionOutput
+from antiphon.shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
 
 NOW = Times(0.0, 0.0)

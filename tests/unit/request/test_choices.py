@@ -1,4 +1,4 @@
-from shared.request.choices import best_first
+from antiphon.shared.request.choices import best_first
 
 
 def test_the_highest_log_probabilities_come_first_and_equal_ones_keep_their_order() -> None:

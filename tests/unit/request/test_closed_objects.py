@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shared.request.schemas.closed_objects import closed
+from antiphon.shared.request.schemas.closed_objects import closed
 
 NO_OTHERS = {"additionalProperties": False}
 

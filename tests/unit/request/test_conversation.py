@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import ChatMessage
-from shared.request import conversation
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChatMessage
+from antiphon.shared.request import conversation
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.request.schemas.relaxation import relaxed
-from shared.text.grammars.constraint import byte_tokenizer, check_grammar
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.request.schemas.relaxation import relaxed
+from antiphon.shared.text.grammars.constraint import byte_tokenizer, check_grammar
 
 NAMES = ["a", "b", "not", "oneOf", "format"]
 VALUES: list[Any] = [None, True, False, 0, 1, 1.0, 2, "", "a", "bb", [], [1, 1], [1, "a"], {}]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import antiphon
-from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
-from shared.parameters.sampling import SamplingParams, from_fields
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, CompletionBody
+from antiphon.shared.parameters.sampling import SamplingParams, from_fields
 from tests.unit.gateway.bodies import completion
 
 ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "thinking", "end_token_ids"}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.gateway.apis.openai import schemas
-from services.gateway.apis.openai.bodies import parameters
-from services.gateway.apis.openai.chat import generation_request
-from services.gateway.apis.openai.completions import completion_request
-from shared.request.sampling_fields import random_seed, seeds_of
+from antiphon.services.gateway.apis.openai import schemas
+from antiphon.services.gateway.apis.openai.bodies import parameters
+from antiphon.services.gateway.apis.openai.chat import generation_request
+from antiphon.services.gateway.apis.openai.completions import completion_request
+from antiphon.shared.request.sampling_fields import random_seed, seeds_of
 from tests.unit.gateway.bodies import CARD
 
 

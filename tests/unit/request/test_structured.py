@@ -7,10 +7,10 @@ from typing import Any
 import pydantic
 import pytest
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.request.structured import constraint_of
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.request.structured import constraint_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 UNIQUE = {"type": "array", "uniqueItems": True}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shared.errors import ServiceError
-from shared.request.sampling_fields import TokenConstraints, token_constraints
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.sampling_fields import TokenConstraints, token_constraints
 
 
 def test_the_fields_are_converted() -> None:

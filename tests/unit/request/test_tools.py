@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.request.tools import (
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.tools import (
     checked_documents,
     checked_functions,
     checked_template_kwargs,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.models.adapters import check_place, with_adapters
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.adapters import check_place, with_adapters
 
 NAMED = tuple(f"name-{number}=/adapters/{number}" for number in range(12))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.blocks import HASH_BYTES, chain_hashes, child_hash, root_hash, split_hashes
-from shared.codec import pack_ids
+from antiphon.shared.blocks import HASH_BYTES, chain_hashes, child_hash, root_hash, split_hashes
+from antiphon.shared.codec import pack_ids
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -51,7 +51,7 @@ def test_a_hash_is_the_documented_function():
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_hashes_do_not_depend_on_the_process(seed):
-    code = "from shared.blocks import chain_hashes; print(chain_hashes(bytes(16), 2).hex())"
+    code = "from antiphon.shared.blocks import chain_hashes; print(chain_hashes(bytes(16), 2).hex())"
     environ = {"PYTHONHASHSEED": seed, "PYTHONPATH": "."}
     result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == chain_hashes(bytes(16), 2).hex()

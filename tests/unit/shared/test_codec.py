@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import codec, limits
-from shared.messages import Ack, Cancel, DetokenizeReply, Done, Message, Submit
+from antiphon.shared import codec, limits
+from antiphon.shared.messages import Ack, Cancel, DetokenizeReply, Done, Message, Submit
 from tests.samples import message_types, sample, strategy
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "messages.json"

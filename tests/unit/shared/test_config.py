@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import limits
-from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
-from shared.flags import SettingsError, add_flags, flag, flags_of, normalise, parse, to_argv, values_of
-from shared.settings.bus import BusSettings
+from antiphon.shared import limits
+from antiphon.shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
+from antiphon.shared.flags import SettingsError, add_flags, flag, flags_of, normalise, parse, to_argv, values_of
+from antiphon.shared.settings.bus import BusSettings
 
 KINDS = [BusSettings, EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings]
 

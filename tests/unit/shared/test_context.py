@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters.context import check_text_size, num_bytes, text_bytes_max, truncated
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.context import check_text_size, num_bytes, text_bytes_max, truncated
 
 PROMPT = (1, 2, 3, 4, 5)
 

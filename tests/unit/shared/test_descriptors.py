@@ -7,7 +7,7 @@ import pytest
 
 SHOWN = """
 import resource
-from shared.actors import descriptors
+from antiphon.shared.actors import descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 print(descriptors.raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

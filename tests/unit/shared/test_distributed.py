@@ -13,12 +13,12 @@ from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
 from antiphon.launch.other_machine import divided, rank_specs
 from antiphon.offline.engine_args import engine_args
+from antiphon.services.engine.executor.rank import RankSettings
 from antiphon.settings import ServeSettings, check
-from services.engine.executor.rank import RankSettings
-from shared.config import EngineSettings
-from shared.distributed import world
-from shared.distributed.machines import Machines, find_machines, interface_of, is_own, own_addresses
-from shared.flags import SettingsError, add_flags, parse
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed import world
+from antiphon.shared.distributed.machines import Machines, find_machines, interface_of, is_own, own_addresses
+from antiphon.shared.flags import SettingsError, add_flags, parse
 
 STARTS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": lambda words: main(["serve", *words]),
@@ -141,12 +141,12 @@ def test_the_ranks_of_a_machine_know_the_ports_of_their_engines() -> None:
     specs = list(rank_specs([model], machines, {"NODE_RANK": "1"}, ["0,1", "2,3"]))
     assert [spec.name for spec in specs] == [f"engine-{e}-rank-{r}" for e in (1, 2) for r in (2, 3)]
     assert [spec.environ["CUDA_VISIBLE_DEVICES"] for spec in specs if spec.environ] == ["0,1", "0,1", "2,3", "2,3"]
-    ranks = [parse(RankSettings, arguments(spec.argv[3:]), {}) for spec in specs]
+    ranks = [parse(RankSettings, arguments(spec.argv[4:]), {}) for spec in specs]
     assert [each.parallel.master_port for each in ranks] == [29500, 29500, 29501, 29501]
     assert [each.rank for each in ranks] == [2, 3, 2, 3]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         head = launcher.make_plan([replace(model, node_rank=0)], {}, [listening], Path(), "")
-    engines = [parse(EngineSettings, arguments(spec.argv[3:]), {}) for spec in head.specs if spec.service == "engine"]
+    engines = [parse(EngineSettings, arguments(spec.argv[4:]), {}) for spec in head.specs if spec.service == "engine"]
     assert [each.parallel.master_port for each in engines] == [29500, 29501]
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.structures.fair_order import IDLE_MAX, FairOrder
+from antiphon.shared.structures.fair_order import IDLE_MAX, FairOrder
 
 
 def serve(order: FairOrder, tokens: float = 1.0) -> str:

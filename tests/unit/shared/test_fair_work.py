@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.actors.fair_work import FairPlaces, FairRoom
-from shared.errors import ServiceError
+from antiphon.shared.actors.fair_work import FairPlaces, FairRoom
+from antiphon.shared.errors import ServiceError
 
 CAPACITY, MOST, LONG_S = 3, 100, 600.0
 CLIENTS = ("", "alice", "bob")

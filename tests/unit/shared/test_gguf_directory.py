@@ -10,11 +10,11 @@ import gguf
 import numpy as np
 import pytest
 
-from shared.config import EngineSettings
-from shared.flags import SettingsError
-from shared.models.gguf_model import directory as product
-from shared.models.model_files import located, model_directory, model_name, tokenizer_directory
-from shared.settings.quantization import Device, choose, read_model_config
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.gguf_model import directory as product
+from antiphon.shared.models.model_files import located, model_directory, model_name, tokenizer_directory
+from antiphon.shared.settings.quantization import Device, choose, read_model_config
 
 CPU = Device("a CPU")
 

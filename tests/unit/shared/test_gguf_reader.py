@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from shared.models.gguf_model.reader import GgufError, GgufModel
+from antiphon.shared.models.gguf_model.reader import GgufError, GgufModel
 
 WORDS = ["a", "好", "<s>"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from shared.models.gguf_model.reader import GgufError, GgufModel
-from shared.models.gguf_model.tokenizer import tokenizer_documents
+from antiphon.shared.models.gguf_model.reader import GgufError, GgufModel
+from antiphon.shared.models.gguf_model.tokenizer import tokenizer_documents
 from tests.tokenizer_files import token_id
 
 RECORDED = json.loads((Path(__file__).parents[2] / "golden" / "sentencepiece.json").read_text())

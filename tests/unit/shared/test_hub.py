@@ -11,17 +11,17 @@ import huggingface_hub.constants
 import pytest
 
 from antiphon.launch import launcher
+from antiphon.services.tokenizer.service import TokenizerService
 from antiphon.settings import ServeSettings
-from services.tokenizer.service import TokenizerService
-from shared.config import EngineSettings, TokenizerSettings
-from shared.flags import SettingsError
-from shared.models import hub
-from shared.models.model_files import located, model_directory, model_name, tokenizer_directory
+from antiphon.shared.config import EngineSettings, TokenizerSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models import hub
+from antiphon.shared.models.model_files import located, model_directory, model_name, tokenizer_directory
 from tests.unit.shared.hub_server import COMMITS, NAME, Hub, serving, write_cache
 
 SMALL = {"config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"#"}
 WEIGHTS = {"model.safetensors": b"weights", "pytorch_model.bin": b"the same", "consolidated.safetensors": b"again"}
-ROOT = Path(hub.__file__).parents[2]
+ROOT = Path(hub.__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +197,7 @@ def test_a_launcher_starts_nothing_when_the_model_is_not_found() -> None:
         launcher.serve(ServeSettings(model=NAME), {})
 
 
-@pytest.mark.parametrize("command", [["antiphon", "serve"], ["services.tokenizer"]])
+@pytest.mark.parametrize("command", [["antiphon", "serve"], ["antiphon.services.tokenizer"]])
 def test_the_command_ends_with_78_and_one_message(command: list[str], home: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *command, "--model", NAME, "--nats=nats://127.0.0.1:1"],

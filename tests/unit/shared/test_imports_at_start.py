@@ -31,7 +31,7 @@ def imported(code: str, modules: frozenset[str]) -> set[str]:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_imports_nothing_that_it_does_not_need_to_become_ready(service: str) -> None:
-    assert not imported(f"import services.{service}.__main__", SERVICES[service])
+    assert not imported(f"import antiphon.services.{service}.__main__", SERVICES[service])
 
 
 def test_the_launcher_imports_no_library_of_the_services_before_they_start() -> None:
@@ -39,15 +39,17 @@ def test_the_launcher_imports_no_library_of_the_services_before_they_start() -> 
 
 
 def test_a_plain_model_is_loaded_without_readers_of_other_formats() -> None:
-    assert not imported("import services.engine.backends.load, services.engine.backends.cpu.worker", MODEL)
+    assert not imported(
+        "import antiphon.services.engine.backends.load, antiphon.services.engine.backends.cpu.worker", MODEL
+    )
 
 
 def test_imports_of_a_service_are_not_interrupted_by_garbage_collections() -> None:
     code = (
         "import gc; found = []; gc.callbacks.append(lambda phase, info: found.append(phase))\n"
-        "from shared.actors.imports import without_collections\n"
+        "from antiphon.shared.actors.imports import without_collections\n"
         "before = len(found)\n"
-        "with without_collections():\n    import services.tokenizer.service\n"
+        "with without_collections():\n    import antiphon.services.tokenizer.service\n"
         "assert len(found) == before and gc.isenabled() and gc.get_freeze_count()"
     )
     assert not imported(code, frozenset())

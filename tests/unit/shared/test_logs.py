@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 
-from shared.observability.logs import LineFormatter
+from antiphon.shared.observability.logs import LineFormatter
 
 
 def line(message: str, *args: object, exc_info=None) -> str:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from shared.config import EngineSettings
-from shared.flags import SettingsError
-from shared.models import model_files
-from shared.models.model_files import described, located, model_directory, model_name, tokenizer_directory
-from shared.settings.allowed_values import CONV_TEMPLATES
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models import model_files
+from antiphon.shared.models.model_files import described, located, model_directory, model_name, tokenizer_directory
+from antiphon.shared.settings.allowed_values import CONV_TEMPLATES
 
 
 def test_without_a_model_the_demo_model_is_taken():
-    assert model_directory(EngineSettings()) == Path(model_files.__file__).parents[2] / "antiphon" / "demo"
+    assert model_directory(EngineSettings()) == Path(model_files.__file__).resolve().parents[2] / "antiphon" / "demo"
     assert model_name(EngineSettings()) == "antiphon-demo"
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings, TokenizerSettings, VisionSettings
-from shared.flags import SettingsError
-from shared.models import model_files, overrides
-from shared.models.model_files import located, model_directory, tokenizer_directory
-from shared.models.overrides import merged
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.config import EngineSettings, TokenizerSettings, VisionSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models import model_files, overrides
+from antiphon.shared.models.model_files import located, model_directory, tokenizer_directory
+from antiphon.shared.models.overrides import merged
 
 CONFIG = {"architectures": ["A"], "hidden_size": 8, "text_config": {"rope_theta": 1, "layers": 2}}
 

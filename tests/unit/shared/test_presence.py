@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import codec, limits
-from shared.actors.heard import is_genuine
-from shared.actors.host import Host
-from shared.actors.presence import EXPIRED_MAX, HeartbeatTask, HeartbeatThread, Members, interval_of
-from shared.bus.nats import NatsTransport
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.messages import Heartbeat, ServiceName, StreamStatus
-from shared.subjects import Subjects
+from antiphon.shared import codec, limits
+from antiphon.shared.actors.heard import is_genuine
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import EXPIRED_MAX, HeartbeatTask, HeartbeatThread, Members, interval_of
+from antiphon.shared.bus.nats import NatsTransport
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Heartbeat, ServiceName, StreamStatus
+from antiphon.shared.subjects import Subjects
 from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from antiphon.cli import main
-from shared.flags import SettingsError
-from shared.settings.quantization import SMOOTHQUANT_FILE, Device, Quantization, choose, read_model_config
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE, Device, Quantization, choose, read_model_config
 
 CPU = Device("a CPU")
 TORCH = Device("a CPU", multiplies_quantized=False)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import limits
-from shared.observability.rare_logs import RareLog
+from antiphon.shared import limits
+from antiphon.shared.observability.rare_logs import RareLog
 
 
 class Lines(logging.Handler):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from shared.receiving import RECEIVE_BYTES, ReceivesIntoOneBuffer
+from antiphon.shared.receiving import RECEIVE_BYTES, ReceivesIntoOneBuffer
 
 
 class Keeper(asyncio.Protocol, ReceivesIntoOneBuffer):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from shared import limits
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.errors import ServiceError
 from tests.support.memory import MemoryBus
 from tests.support.simulation import EPOCH_NS, DeadlockError, SimClock, TimeLimitError, run_simulation
 

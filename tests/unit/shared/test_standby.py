@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.actors.standby import ACTIVE, MODULE, STANDBY, stands_by
+from antiphon.shared.actors.standby import ACTIVE, MODULE, STANDBY, stands_by
 
 TELLS = "services_like"
 TELLS_CODE = (
@@ -59,5 +59,5 @@ def test_a_standby_that_is_not_needed_ends_without_the_service(directory: Path) 
 
 
 def test_a_process_that_is_only_starting_to_wait_stands_by_and_an_ordinary_one_does_not() -> None:
-    assert stands_by(["python", "-m", MODULE, "json", "services.engine"], "python")
-    assert not stands_by(["python", "-m", "services.engine"], "python")
+    assert stands_by(["python", "-m", MODULE, "json", "antiphon.services.engine"], "python")
+    assert not stands_by(["python", "-m", "antiphon.services.engine"], "python")

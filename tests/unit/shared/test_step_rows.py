@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.codec import DecodeError
-from shared.observability.step_rows import STEP_COLUMNS, pack_sequence, pack_step, unpacked
+from antiphon.shared.codec import DecodeError
+from antiphon.shared.observability.step_rows import STEP_COLUMNS, pack_sequence, pack_step, unpacked
 
 
 def test_rows_are_little_endian_and_come_back() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.limits import MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
-from shared.subjects import Subjects, check_id, model_token, new_instance_id, safe_token
+from antiphon.shared.limits import MODEL_TOKEN_CHARS_MAX, PROTOCOL_VERSION
+from antiphon.shared.subjects import Subjects, check_id, model_token, new_instance_id, safe_token
 from tests.support.memory import matches
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]+")

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from shared.observability import telemetry
-from shared.observability.telemetry import Names
-from shared.version import __version__
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Names
+from antiphon.shared.version import __version__
 
 SECOND_NS = 10**9
 
@@ -75,7 +75,7 @@ def attributes(span) -> dict:
 def test_while_tracing_is_off_opentelemetry_is_not_imported():
     code = """
 import sys
-from shared.observability import telemetry
+from antiphon.shared.observability import telemetry
 telemetry.setup("antiphon-engine", "e1", {"OTEL_EXPORTER_OTLP_ENDPOINT": ""})
 with telemetry.start_span("x", kind="server", attributes={"a": 1}) as span:
     span.set("b", 2); span.event("c"); span.error("d")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.service import GatewayService
-from shared.config import GatewaySettings
-from shared.flags import SettingsError
-from shared.security import tls
+from antiphon.services.gateway.service import GatewayService
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.security import tls
 
 FILES = Path(__file__).parents[2] / "system" / "tls"
 KEY, CERTIFICATE = str(FILES / "key.pem"), str(FILES / "certificate.pem")

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
+from antiphon.shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

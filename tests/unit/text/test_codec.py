@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.text.codec import Codec, NoCodec, load_codec, load_facts
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.text.codec import Codec, NoCodec, load_codec, load_facts
 from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, token_id, write_tokenizer_files
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shared.config import ModelSettings
-from shared.models.model_files import UNPUBLISHED_TEMPLATE, described
-from shared.settings.allowed_values import CONV_TEMPLATES
-from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
-from shared.text.templates.conversation_templates import DIRECTORY, choose_template, guess, template_text
+from antiphon.shared.config import ModelSettings
+from antiphon.shared.models.model_files import UNPUBLISHED_TEMPLATE, described
+from antiphon.shared.settings.allowed_values import CONV_TEMPLATES
+from antiphon.shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
+from antiphon.shared.text.templates.conversation_templates import DIRECTORY, choose_template, guess, template_text
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 SYSTEM, *TURNS = (

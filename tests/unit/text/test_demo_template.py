@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.text.templates.chat_template import ChatTemplate
+from antiphon.shared.text.templates.template_formats import reasoning_format, tool_format
 from infra.demo_model.tokenizer import CHAT_TEMPLATE, render
-from services.gateway.apis.parsers.formats import TOOL_FORMATS
-from shared.models.model_files import DEMO_DIRECTORY
-from shared.text.templates.chat_template import ChatTemplate
-from shared.text.templates.template_formats import reasoning_format, tool_format
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALLS: list[dict[str, Any]] = [

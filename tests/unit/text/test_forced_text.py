@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
-from shared.config import EngineSettings
-from shared.models.model_files import DEMO_DIRECTORY
-from shared.parameters.grammar import Grammar
-from shared.text.grammars import constraint
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.text.grammars import constraint
 from tests import tokenizer_files
 
 END = 0

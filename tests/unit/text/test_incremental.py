@@ -3,8 +3,8 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from shared.text.detokenization.incremental import start_detokenizer
-from shared.text.vocabulary import Vocabulary
+from antiphon.shared.text.detokenization.incremental import start_detokenizer
+from antiphon.shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of, token_id
 
 

@@ -3,8 +3,8 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from shared.errors import ServiceError
-from shared.text.codec import Codec, NoCodec
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.text.codec import Codec, NoCodec
 from tests.tokenizer_files import byte_fallback, byte_level, token_id
 
 FAMILIES = {

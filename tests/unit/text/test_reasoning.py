@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.text.reasoning import ReasoningSplitter
-from shared.text.templates.template_formats import reasoning_format, tool_format
+from antiphon.shared.text.reasoning import ReasoningSplitter
+from antiphon.shared.text.templates.template_formats import reasoning_format, tool_format
 
 
 def split(*pieces: str, inside: bool = False) -> tuple[str | None, str]:

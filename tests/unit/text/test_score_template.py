@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ServiceError
-from shared.text.codec import Codec
-from shared.text.templates.chat_template import ChatTemplate
-from shared.text.templates.score_template import ScorePrompt
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.text.codec import Codec
+from antiphon.shared.text.templates.chat_template import ChatTemplate
+from antiphon.shared.text.templates.score_template import ScorePrompt
 from tests.tokenizer_files import byte_level
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "score"

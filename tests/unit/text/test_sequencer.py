@@ -1,7 +1,7 @@
 import pytest
 
-from shared.messages import FinishReason, TokenEvent
-from shared.text.detokenization.sequencer import Fresh, Sequencer
+from antiphon.shared.messages import FinishReason, TokenEvent
+from antiphon.shared.text.detokenization.sequencer import Fresh, Sequencer
 
 
 def event(position: int, ids: tuple[int, ...], finish: FinishReason | None = None) -> TokenEvent:

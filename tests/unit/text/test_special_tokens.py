@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.text.codec import Codec
-from shared.text.special_tokens import SpecialTokens
+from antiphon.shared.text.codec import Codec
+from antiphon.shared.text.special_tokens import SpecialTokens
 from tests.tokenizer_files import byte_level
 
 TOKENS = ("<|end|>", "<|end|>>", "<s>", "|end", "[INST]", "ab", "<")

@@ -1,6 +1,6 @@
 import pytest
 
-from shared.text.detokenization.stop_strings import StopStrings
+from antiphon.shared.text.detokenization.stop_strings import StopStrings
 
 
 def test_text_that_cannot_begin_a_stop_string_is_shown_at_once() -> None:

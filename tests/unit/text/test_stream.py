@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from shared.codec import pack_ids
-from shared.limits import STREAM_EVENT_TOKENS_MAX
-from shared.messages import OpenStream, PromptLogprobs, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
-from shared.text.detokenization.stream import TextStream
-from shared.text.vocabulary import UnknownTokenError, Vocabulary
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.limits import STREAM_EVENT_TOKENS_MAX
+from antiphon.shared.messages import OpenStream, PromptLogprobs, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
+from antiphon.shared.text.detokenization.stream import TextStream
+from antiphon.shared.text.vocabulary import UnknownTokenError, Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
 
 

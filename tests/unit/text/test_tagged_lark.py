@@ -7,9 +7,9 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.parameters.tagged_text import (
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.tagged_text import (
     Chain,
     Choice,
     Json,
@@ -23,7 +23,7 @@ from shared.parameters.tagged_text import (
     decode,
     schemas,
 )
-from shared.text.grammars import constraint
+from antiphon.shared.text.grammars import constraint
 from tests.tokenizer_files import token_id
 
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 5}

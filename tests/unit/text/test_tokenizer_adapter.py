@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from services.detokenizer.service import DetokenizerService
-from services.tokenizer.service import TokenizerService
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.codec import Decoder, pack_ids
-from shared.config import DetokenizerSettings, ModelSettings, TokenizerSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.messages import (
+from antiphon.services.detokenizer.service import DetokenizerService
+from antiphon.services.tokenizer.service import TokenizerService
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.codec import Decoder, pack_ids
+from antiphon.shared.config import DetokenizerSettings, ModelSettings, TokenizerSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import (
     Ack,
     ChatMessage,
     DetokenizeRequest,
@@ -28,10 +28,10 @@ from shared.messages import (
     TokenEvent,
     TokenizeRequest,
 )
-from shared.subjects import Subjects
-from shared.text.codec import Codec, choose_codec
-from shared.text.detokenization.stream import TextStream
-from shared.text.vocabulary import Vocabulary, choose_vocabulary
+from antiphon.shared.subjects import Subjects
+from antiphon.shared.text.codec import Codec, choose_codec
+from antiphon.shared.text.detokenization.stream import TextStream
+from antiphon.shared.text.vocabulary import Vocabulary, choose_vocabulary
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.flags import SettingsError
-from shared.text.detokenization.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
-from shared.text.pieces import piece_rule
-from shared.text.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.text.detokenization.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
+from antiphon.shared.text.pieces import piece_rule
+from antiphon.shared.text.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary
 from tests.tokenizer_files import TOKENIZERS, byte_fallback, byte_level, decoder_of, token_id, write_tokenizer_files
 
 

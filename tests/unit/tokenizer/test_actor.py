@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from services.tokenizer.actor import JOB_BYTES_MIN, TokenizerActor
-from services.tokenizer.renderer import Renderer, WorkerPool
-from services.tokenizer.service import TokenizerService
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.codec import Decoder, pack_ids, unpack_ids
-from shared.config import TokenizerSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.limits import TOKENIZER_INLINE_CHARS_MAX, TOKENIZER_LONG_BYTES_MAX
-from shared.messages import (
+from antiphon.services.tokenizer.actor import JOB_BYTES_MIN, TokenizerActor
+from antiphon.services.tokenizer.renderer import Renderer, WorkerPool
+from antiphon.services.tokenizer.service import TokenizerService
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.codec import Decoder, pack_ids, unpack_ids
+from antiphon.shared.config import TokenizerSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.limits import TOKENIZER_INLINE_CHARS_MAX, TOKENIZER_LONG_BYTES_MAX
+from antiphon.shared.messages import (
     ChatMessage,
     DetokenizeReply,
     DetokenizeRequest,
@@ -30,10 +30,10 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.models.model_files import described, model_name
-from shared.observability import telemetry
-from shared.subjects import Subjects
-from shared.text.codec import Codec, TextFacts
+from antiphon.shared.models.model_files import described, model_name
+from antiphon.shared.observability import telemetry
+from antiphon.shared.subjects import Subjects
+from antiphon.shared.text.codec import Codec, TextFacts
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, token_id, write_tokenizer_files
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.tokenizer.grammar_checker import GrammarChecker
-from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
-from shared.parameters.tagged_text import Json, Tag, TaggedText
+from antiphon.services.tokenizer.grammar_checker import GrammarChecker
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.tagged_text import Json, Tag, TaggedText
 
 LOOP = '{"$ref": "#/definitions/a", "definitions": {"a": {"$ref": "#/definitions/a"}}}'
 LARGE = "{" + '"allOf": [' + ",".join(['{"anyOf": [' + ",".join(f'{{"required": ["k{i}{j}"]}}' for i in range(12)) + "]}" for j in range(7)]) + "]}"  # fmt: skip  # noqa: E501

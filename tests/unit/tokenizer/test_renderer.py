@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.renderer import Renderer, WorkerPool
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.tokenizer.renderer import Renderer, WorkerPool
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 # What the first message says decides what the template does.
@@ -157,7 +157,7 @@ async def test_a_model_without_a_template_says_what_to_do() -> None:
 
 def test_a_worker_imports_jinja_and_msgspec_and_little_else() -> None:
     code = (
-        "import sys; before = set(sys.modules); import services.tokenizer.render_worker;"
+        "import sys; before = set(sys.modules); import antiphon.services.tokenizer.render_worker;"
         "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

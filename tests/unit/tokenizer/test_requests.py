@@ -1,14 +1,14 @@
 import pytest
 
-from services.tokenizer.requests import check_model, check_request, detokenize, num_characters, tokenize
-from shared import limits
-from shared.blocks import chain_hashes, split_hashes
-from shared.codec import pack_ids, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, ImageTokens, TokenizeRequest
-from shared.request.images import plain_places
-from shared.text.codec import Codec
-from shared.text.templates.turns import plain_messages
+from antiphon.services.tokenizer.requests import check_model, check_request, detokenize, num_characters, tokenize
+from antiphon.shared import limits
+from antiphon.shared.blocks import chain_hashes, split_hashes
+from antiphon.shared.codec import pack_ids, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, ImageTokens, TokenizeRequest
+from antiphon.shared.request.images import plain_places
+from antiphon.shared.text.codec import Codec
+from antiphon.shared.text.templates.turns import plain_messages
 from tests.tokenizer_files import byte_level, token_id
 
 CODEC = Codec(byte_level())

@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from transformers import AutoConfig
 
-from services.engine.worker.capacity.memory import peak_growth
-from services.vision.encoder import processor_arguments
-from services.vision.families import family_of
-from services.vision.images import open_image
+from antiphon.services.engine.worker.capacity.memory import peak_growth
+from antiphon.services.vision.encoder import processor_arguments
+from antiphon.services.vision.families import family_of
+from antiphon.services.vision.images import open_image
 
 _M_MMAP_THRESHOLD, _HEAP_BYTES_MAX = -3, 64 * 2**10
 """The parameter of mallopt(3), and the size from which an array is mapped. A set value is never adjusted."""

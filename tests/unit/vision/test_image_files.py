@@ -5,10 +5,10 @@ import io
 import pytest
 from PIL import Image
 
-from services.vision import images
-from services.vision.images import open_image
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.vision import images
+from antiphon.services.vision.images import open_image
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 SIDE = 40
 

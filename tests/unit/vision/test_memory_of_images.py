@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.vision.estimate import vision_needs
-from shared import limits
-from shared.flags import SettingsError
+from antiphon.services.vision.estimate import vision_needs
+from antiphon.shared import limits
+from antiphon.shared.flags import SettingsError
 from tests.vision_models import image, make_vision_model
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from services.engine.images import ImageLoader
-from services.gateway.guests.images.encoding import encoded
-from services.gateway.guests.images.remote import RemoteImages
-from services.gateway.guests.images.store import ImageStore
-from services.gateway.path.service_clients import ServiceClients
-from services.vision.actor import VisionActor
-from services.vision.encoder import EncodedImage
-from shared import limits
-from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.messages import ImagePart, ReadImage
-from shared.request.images import ImageInput
-from shared.structures.byte_cache import ByteCache
-from shared.subjects import Subjects
+from antiphon.services.engine.images import ImageLoader
+from antiphon.services.gateway.guests.images.encoding import encoded
+from antiphon.services.gateway.guests.images.remote import RemoteImages
+from antiphon.services.gateway.guests.images.store import ImageStore
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.services.vision.actor import VisionActor
+from antiphon.services.vision.encoder import EncodedImage
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Actor, Envelope, handles
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ImagePart, ReadImage
+from antiphon.shared.request.images import ImageInput
+from antiphon.shared.structures.byte_cache import ByteCache
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 
 MODEL = "org/eye"

@@ -1,4 +1,4 @@
-"""Compiles the CPU backend before its first use: `python -m services.engine.backends.cpu [--all]`.
+"""Compiles the CPU backend before its first use: `python -m antiphon.services.engine.backends.cpu [--all]`.
 
 The libraries are written to `compiled/` beside the sources: for the best instruction set of this processor, or with
 `--all` for every instruction set of this machine's architecture. If a library cannot be compiled, the command prints a
@@ -11,8 +11,8 @@ import argparse
 import platform
 import sys
 
-from services.engine.backends.cpu.compile import VARIANTS, CompileError, Variant, make_library, usable_variants
-from services.engine.backends.cpu.library import BESIDE, describe
+from antiphon.services.engine.backends.cpu.compile import VARIANTS, CompileError, Variant, make_library, usable_variants
+from antiphon.services.engine.backends.cpu.library import BESIDE, describe
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.engine.backends.cpu.native import Step
-from services.engine.core.plan import SampledLogprobs
-from services.engine.kernels.sampling import GREEDY_BELOW
-from services.engine.worker.batch.inputs import FlatStep
-from services.engine.worker.batch.prompt_logprobs import packed, report_logits
-from services.engine.worker.batch.sampler import Sampled, SamplingBatch, errors_of, sample
-from shared.messages import PromptLogprobs
+from antiphon.services.engine.backends.cpu.native import Step
+from antiphon.services.engine.core.plan import SampledLogprobs
+from antiphon.services.engine.kernels.sampling import GREEDY_BELOW
+from antiphon.services.engine.worker.batch.inputs import FlatStep
+from antiphon.services.engine.worker.batch.prompt_logprobs import packed, report_logits
+from antiphon.services.engine.worker.batch.sampler import Sampled, SamplingBatch, errors_of, sample
+from antiphon.shared.messages import PromptLogprobs
 
 _NO_BYTES, _NO_ROWS = ctypes.c_char * 0, np.zeros(0, dtype=np.int64)
 

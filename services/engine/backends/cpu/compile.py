@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.cache_dirs import alone_in, make_directory, remove_oldest
-from shared.limits import COMPILED_LIBRARIES_MAX
+from antiphon.shared.cache_dirs import alone_in, make_directory, remove_oldest
+from antiphon.shared.limits import COMPILED_LIBRARIES_MAX
 
 SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("g++", "clang++")

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.backends.cpu.native import NATIVE_KINDS, Library, Spec, native_weight
-from services.engine.backends.cpu.packed import Piece, WeightCache
-from services.engine.kernels.alibi import alibi_slopes
-from services.engine.models.description import (
+from antiphon.services.engine.backends.cpu.native import NATIVE_KINDS, Library, Spec, native_weight
+from antiphon.services.engine.backends.cpu.packed import Piece, WeightCache
+from antiphon.services.engine.kernels.alibi import alibi_slopes
+from antiphon.services.engine.models.description import (
     ActivationKind,
     DecoderDescription,
     LatentAttention,
@@ -28,13 +28,13 @@ from services.engine.models.description import (
     RopeParameters,
     ScoringKind,
 )
-from services.engine.models.layers.rope import inverse_frequencies
-from services.engine.models.layout import Parameter
-from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.capacity.memory import fetch
-from services.engine.worker.interface import WeightMemory
-from services.engine.worker.loading.parameters import Matrix, ParameterReader, made_plain
+from antiphon.services.engine.models.layers.rope import inverse_frequencies
+from antiphon.services.engine.models.layout import Parameter
+from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.capacity.memory import fetch
+from antiphon.services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.worker.loading.parameters import Matrix, ParameterReader, made_plain
 
 logger = logging.getLogger(__name__)
 

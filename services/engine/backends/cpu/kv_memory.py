@@ -1,4 +1,4 @@
-"""Converts the C++ backend's KV cache to and from the transfer layout (`services.engine.kv.layout`).
+"""Converts the C++ backend's KV cache to and from the transfer layout (`antiphon.services.engine.kv.layout`).
 
 The cache has panels (`source/cache.h`), where t = 1 for a model in float32 and 2 for one in bfloat16,
 p = min(32, block_size), u = min(64, block_size), e = min(t, u):
@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.kv.layout import KvLayout, OwnForm
-from services.engine.kv.pieces import Bytes, NativeCopy, checksum
-from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import blocks_of
+from antiphon.services.engine.kv.layout import KvLayout, OwnForm
+from antiphon.services.engine.kv.pieces import Bytes, NativeCopy, checksum
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.worker.capacity.kv_memory import blocks_of
 
 _PANEL, _UNIT = 32, 64
 _NUMBERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.engine.backends.cpu.compile import (
+from antiphon.services.engine.backends.cpu.compile import (
     CompileError,
     Variant,
     find_compiler,
@@ -19,12 +19,12 @@ from services.engine.backends.cpu.compile import (
     make_library,
     usable_variants,
 )
-from services.engine.backends.cpu.native import Library
-from shared.cache_dirs import is_private, is_usable, user_directory
+from antiphon.services.engine.backends.cpu.native import Library
+from antiphon.shared.cache_dirs import is_private, is_usable, user_directory
 
 if TYPE_CHECKING:
     # This module is also imported where container images are built, without numpy.
-    from services.engine.kv.pieces import NativeCopy
+    from antiphon.services.engine.kv.pieces import NativeCopy
 
 logger = logging.getLogger(__name__)
 

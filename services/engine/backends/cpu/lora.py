@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.adapters.delta import TARGETS, AdapterWeights, Block, Delta, Place, virtual_rows
-from services.engine.backends.cpu.native import Lora, NativeModel
-from services.engine.models.description import DecoderDescription
+from antiphon.services.engine.adapters.delta import TARGETS, AdapterWeights, Block, Delta, Place, virtual_rows
+from antiphon.services.engine.backends.cpu.native import Lora, NativeModel
+from antiphon.services.engine.models.description import DecoderDescription
 
 PANEL, LANES, TERMS_MULTIPLE = 32, 16, 32
 """Columns of a panel, columns of its half, and the multiple to which rows are padded; as in the C++ source."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # This module is also imported where container images are built, without torch.
-    from services.engine.quantization.weight import QuantizedWeight, WeightKind
+    from antiphon.services.engine.quantization.weight import QuantizedWeight, WeightKind
 
 
 _SPEC_INTEGERS = (

@@ -27,12 +27,12 @@ import msgspec
 import numpy as np
 import torch
 
-from services.engine.backends.cpu.compile import SOURCE
-from services.engine.quantization.choice import WeightForm
-from services.engine.worker.loading.checkpoint import weight_files
-from shared.cache_dirs import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
-from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
-from shared.settings.quantization import SMOOTHQUANT_FILE
+from antiphon.services.engine.backends.cpu.compile import SOURCE
+from antiphon.services.engine.quantization.choice import WeightForm
+from antiphon.services.engine.worker.loading.checkpoint import weight_files
+from antiphon.shared.cache_dirs import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
+from antiphon.shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -24,34 +24,34 @@ import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from services.engine.adapters.delta import LoadedAdapter, Place
-from services.engine.backends.cpu.answer import AnswerSizes, StepAnswer, TokenEmbeddings
-from services.engine.backends.cpu.compile import CompileError
-from services.engine.backends.cpu.decoder import HEAD_DIM_MAX, NativeDecoder
-from services.engine.backends.cpu.kv_memory import PanelMemory
-from services.engine.backends.cpu.library import load_library
-from services.engine.backends.cpu.lora import NativeAdapters, NativeDelta
-from services.engine.backends.cpu.native import Library
-from services.engine.backends.cpu.packed import open_cache
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.kv.pieces import NativeCopy
-from services.engine.models.config_fields import weight_dtype
-from services.engine.models.registry import find_family, has_family
-from services.engine.quantization.choice import WeightForm, weight_form
-from services.engine.worker.batch.acceptance import accept
-from services.engine.worker.batch.inputs import FlatStep
-from services.engine.worker.batch.pooling import pooling_kind, with_vectors
-from services.engine.worker.batch.sampler import SamplingBatch
-from services.engine.worker.capacity.budget import kept_adapter_bytes
-from services.engine.worker.capacity.kv_cache import KvPlan, padded_heads
-from services.engine.worker.capacity.profile import StepBounds
-from services.engine.worker.configuration import configuration_hash, content_hash
-from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from services.engine.worker.extras import check_extras, check_offload, make_library, serves_adapters
-from services.engine.worker.interface import UNDER_WAY_MAX, WeightMemory
-from services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
-from services.engine.worker.step_worker import StateSpec, StepWorker
-from shared.config import EngineSettings
+from antiphon.services.engine.adapters.delta import LoadedAdapter, Place
+from antiphon.services.engine.backends.cpu.answer import AnswerSizes, StepAnswer, TokenEmbeddings
+from antiphon.services.engine.backends.cpu.compile import CompileError
+from antiphon.services.engine.backends.cpu.decoder import HEAD_DIM_MAX, NativeDecoder
+from antiphon.services.engine.backends.cpu.kv_memory import PanelMemory
+from antiphon.services.engine.backends.cpu.library import load_library
+from antiphon.services.engine.backends.cpu.lora import NativeAdapters, NativeDelta
+from antiphon.services.engine.backends.cpu.native import Library
+from antiphon.services.engine.backends.cpu.packed import open_cache
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.kv.pieces import NativeCopy
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.quantization.choice import WeightForm, weight_form
+from antiphon.services.engine.worker.batch.acceptance import accept
+from antiphon.services.engine.worker.batch.inputs import FlatStep
+from antiphon.services.engine.worker.batch.pooling import pooling_kind, with_vectors
+from antiphon.services.engine.worker.batch.sampler import SamplingBatch
+from antiphon.services.engine.worker.capacity.budget import kept_adapter_bytes
+from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, padded_heads
+from antiphon.services.engine.worker.capacity.profile import StepBounds
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash
+from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
+from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library, serves_adapters
+from antiphon.services.engine.worker.interface import UNDER_WAY_MAX, WeightMemory
+from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
+from antiphon.services.engine.worker.step_worker import StateSpec, StepWorker
+from antiphon.shared.config import EngineSettings
 
 logger = logging.getLogger(__name__)
 

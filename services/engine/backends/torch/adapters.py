@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
-from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights, Stage
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layers.attention import StepInputs
-from services.engine.models.layers.linear import Linear
-from services.engine.models.layers.mlp import GatedMlp, PlainMlp
-from services.engine.parallel.linear import Summed
+from antiphon.services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
+from antiphon.services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights, Stage
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import StepInputs
+from antiphon.services.engine.models.layers.linear import Linear
+from antiphon.services.engine.models.layers.mlp import GatedMlp, PlainMlp
+from antiphon.services.engine.parallel.linear import Summed
 
 Slots = list[Mapping[Place, Delta]]
 """The adapter in each slot."""

@@ -7,13 +7,13 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.worker.batch.acceptance import accept
-from services.engine.worker.batch.inputs import FlatStep
-from services.engine.worker.batch.prompt_logprobs import ReportedLogits, packed, report_logits
-from services.engine.worker.batch.sampler import NOTHING_SAMPLED, sample
-from services.engine.worker.batch.state_table import StateTable
-from shared.messages import PromptLogprobs
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.worker.batch.acceptance import accept
+from antiphon.services.engine.worker.batch.inputs import FlatStep
+from antiphon.services.engine.worker.batch.prompt_logprobs import ReportedLogits, packed, report_logits
+from antiphon.services.engine.worker.batch.sampler import NOTHING_SAMPLED, sample
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.shared.messages import PromptLogprobs
 
 
 def step_result(plan: StepPlan, step: FlatStep, logits: Tensor | None, table: StateTable) -> StepResult:

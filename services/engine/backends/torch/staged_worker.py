@@ -14,13 +14,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.models.decoder import Decoder
-from services.engine.parallel.communicator import Communicator
-from services.engine.worker.batch.inputs import FlatStep
-from services.engine.worker.batch.pooling import NO_SUMS, span_sums, with_vectors
-from shared.config import EngineSettings
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.models.decoder import Decoder
+from antiphon.services.engine.parallel.communicator import Communicator
+from antiphon.services.engine.worker.batch.inputs import FlatStep
+from antiphon.services.engine.worker.batch.pooling import NO_SUMS, span_sums, with_vectors
+from antiphon.shared.config import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

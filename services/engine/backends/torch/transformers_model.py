@@ -19,13 +19,13 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AutoConfig, AutoMod
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
-from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layers.attention import StepInputs
-from services.engine.models.registry import supported_architectures
-from shared.errors import ServiceError
-from shared.settings.quantization import prepared_method
+from antiphon.services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
+from antiphon.services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import StepInputs
+from antiphon.services.engine.models.registry import supported_architectures
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.settings.quantization import prepared_method
 
 _ATTENTION = "antiphon_paged"
 _LAYER_KINDS = {"full_attention", "sliding_attention"}

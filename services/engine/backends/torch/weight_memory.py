@@ -6,8 +6,8 @@ from dataclasses import fields, is_dataclass
 import torch
 from torch import Tensor
 
-from services.engine.backends.torch.adapters import AdapterStep
-from services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.backends.torch.adapters import AdapterStep
+from antiphon.services.engine.worker.interface import WeightMemory
 
 
 def host_weights(root: object) -> list[WeightMemory]:
@@ -44,6 +44,6 @@ def _parts(value: object) -> Iterable[tuple[str, object]]:
         return [(str(index), inner) for index, inner in enumerate(value)]  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
     if is_dataclass(value):
         return [(item.name, getattr(value, item.name)) for item in fields(value)]
-    if type(value).__module__.startswith("services.engine"):
+    if type(value).__module__.startswith("antiphon.services.engine"):
         return list(getattr(value, "__dict__", {}).items())
     return []

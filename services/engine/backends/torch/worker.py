@@ -13,34 +13,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.adapters.delta import Delta, LoadedAdapter, Place
-from services.engine.backends.torch.adapters import AdaptedDecoder, AdapterStep
-from services.engine.backends.torch.results import step_result
-from services.engine.backends.torch.weight_memory import host_weights
-from services.engine.core.plan import StepPlan, StepResult
-from services.engine.kernels.alibi import alibi_slopes
-from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.config_fields import weight_dtype
-from services.engine.models.decoder import Decoder, LanguageModel
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layers.attention import StepInputs
-from services.engine.models.registry import find_family, has_family
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.parallel.shard import ALONE, Shard, local_description
-from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
-from services.engine.worker.batch.inputs import FlatStep
-from services.engine.worker.batch.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
-from services.engine.worker.capacity.budget import kept_adapter_bytes
-from services.engine.worker.capacity.profile import bytes_per_context_token
-from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
-from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
-from services.engine.worker.extras import check_extras, check_offload, check_stages, make_library, serves_adapters
-from services.engine.worker.interface import WeightMemory
-from services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
-from services.engine.worker.loading.weights import load_weights
-from services.engine.worker.step_worker import StateSpec, StepWorker
-from shared.config import EngineSettings
-from shared.flags import SettingsError
+from antiphon.services.engine.adapters.delta import Delta, LoadedAdapter, Place
+from antiphon.services.engine.backends.torch.adapters import AdaptedDecoder, AdapterStep
+from antiphon.services.engine.backends.torch.results import step_result
+from antiphon.services.engine.backends.torch.weight_memory import host_weights
+from antiphon.services.engine.core.plan import StepPlan, StepResult
+from antiphon.services.engine.kernels.alibi import alibi_slopes
+from antiphon.services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.models.decoder import Decoder, LanguageModel
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import StepInputs
+from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.parallel.shard import ALONE, Shard, local_description
+from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
+from antiphon.services.engine.worker.batch.inputs import FlatStep
+from antiphon.services.engine.worker.batch.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
+from antiphon.services.engine.worker.capacity.budget import kept_adapter_bytes
+from antiphon.services.engine.worker.capacity.profile import bytes_per_context_token
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
+from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
+from antiphon.services.engine.worker.extras import (
+    check_extras,
+    check_offload,
+    check_stages,
+    make_library,
+    serves_adapters,
+)
+from antiphon.services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
+from antiphon.services.engine.worker.loading.weights import load_weights
+from antiphon.services.engine.worker.step_worker import StateSpec, StepWorker
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
 
 
 class TorchWorker(StepWorker):
@@ -220,7 +226,7 @@ def load_model(
         if form.quantize is not None:
             raise SettingsError(f"--quantization: {form.name} does not work for models that run through transformers")
         # Imported here because the import takes seconds and most models do not need it.
-        from services.engine.backends.torch.transformers_model import load_transformers_model
+        from antiphon.services.engine.backends.torch.transformers_model import load_transformers_model
 
         model = load_transformers_model(model_dir, config, dtype, device, trust_remote_code)
         return model, model.description

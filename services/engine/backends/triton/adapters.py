@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from services.engine.adapters.delta import AdapterWeights, Delta, Place, padded_rank, part_widths, target_sizes
-from services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
-from services.engine.backends.triton.operations import AdaptedLinear, TritonMlp
-from services.engine.models.decoder import DecoderWeights, LayerWeights
-from services.engine.models.description import DecoderDescription
+from antiphon.services.engine.adapters.delta import AdapterWeights, Delta, Place, padded_rank, part_widths, target_sizes
+from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
+from antiphon.services.engine.backends.triton.operations import AdaptedLinear, TritonMlp
+from antiphon.services.engine.models.decoder import DecoderWeights, LayerWeights
+from antiphon.services.engine.models.description import DecoderDescription
 
 
 @dataclass(frozen=True, slots=True)

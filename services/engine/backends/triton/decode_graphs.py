@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize, HostStep
+from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize, HostStep
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
-from services.engine.backends.triton.staging import sent
-from services.engine.core.plan import StepPlan
-from services.engine.kv.layout import KvMemory
-from services.engine.kv.pieces import NativeCopy
-from services.engine.models.description import DecoderDescription
-from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import CacheMemory, packed_blocks
+from antiphon.services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
+from antiphon.services.engine.backends.triton.staging import sent
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.kv.pieces import NativeCopy
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, packed_blocks
 
 _TOGETHER = 64
 """Maximum number of blocks in one packed buffer, which bounds the buffer's memory."""

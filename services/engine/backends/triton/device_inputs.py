@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention.attention_work import (
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     SPLIT_TOKENS,
     DeviceWork,
     Heads,
@@ -23,12 +23,12 @@ from services.engine.backends.triton.kernels.attention.attention_work import (
     Sequences,
     plan_work,
 )
-from services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
-from services.engine.backends.triton.kernels.step_inputs import scatter_words
-from services.engine.backends.triton.staging import Staging
-from services.engine.core.plan import StepPlan
-from services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
-from services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
+from antiphon.services.engine.backends.triton.kernels.step_inputs import scatter_words
+from antiphon.services.engine.backends.triton.staging import Staging
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
+from antiphon.services.engine.worker.batch.state_table import StateTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention.attention_work import Integers
-from services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from services.engine.backends.triton.staging import Staging, sent
-from services.engine.core.plan import NewSequence, SampledLogprobs
-from services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
-from services.engine.worker.batch.sampler import Sampled, SamplingBatch, add_biases, errors_of
-from services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers
+from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
+from antiphon.services.engine.backends.triton.staging import Staging, sent
+from antiphon.services.engine.core.plan import NewSequence, SampledLogprobs
+from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
+from antiphon.services.engine.worker.batch.sampler import Sampled, SamplingBatch, add_biases, errors_of
+from antiphon.services.engine.worker.batch.state_table import StateTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,39 +14,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.activation import activated
-from services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
-from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
-from services.engine.backends.triton.kernels.attention.latent_attention import (
+from antiphon.services.engine.backends.triton.kernels.activation import activated
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
+from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
     RowShape,
     attend_few_latents,
     attend_many_latents,
 )
-from services.engine.backends.triton.kernels.attention.latent_rows import store_latents
-from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
-from services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
-from services.engine.backends.triton.kernels.experts import mixed_experts
-from services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
-from services.engine.backends.triton.kernels.norm import normed
-from services.engine.backends.triton.kernels.quantized import kernel_weight, quantized_linear
-from services.engine.backends.triton.kernels.skinny import skinny_linear
-from services.engine.kernels.alibi import alibi_slopes
-from services.engine.models.description import (
+from antiphon.services.engine.backends.triton.kernels.attention.latent_rows import store_latents
+from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
+from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
+from antiphon.services.engine.backends.triton.kernels.norm import normed
+from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.kernels.alibi import alibi_slopes
+from antiphon.services.engine.models.description import (
     ActivationKind,
     DecoderDescription,
     LatentAttention,
     NormKind,
     RopeParameters,
 )
-from services.engine.models.layers.attention import Attention, StepInputs
-from services.engine.models.layers.latent_attention import LatentWeights
-from services.engine.models.layers.linear import Linear
-from services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp
-from services.engine.models.layers.norm import Norm
-from services.engine.models.layers.rope import inverse_frequencies
-from services.engine.models.operations import Operations
-from services.engine.parallel.shard import ALONE, Shard
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.models.layers.attention import Attention, StepInputs
+from antiphon.services.engine.models.layers.latent_attention import LatentWeights
+from antiphon.services.engine.models.layers.linear import Linear
+from antiphon.services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp
+from antiphon.services.engine.models.layers.norm import Norm
+from antiphon.services.engine.models.layers.rope import inverse_frequencies
+from antiphon.services.engine.models.operations import Operations
+from antiphon.services.engine.parallel.shard import ALONE, Shard
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 logger = logging.getLogger(__name__)
 

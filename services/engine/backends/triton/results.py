@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.backends.triton.device_sampler import Chosen, StagedSampling, report
-from services.engine.backends.triton.kernels.attention.attention_work import Integers
-from services.engine.core.plan import StepPlan
-from services.engine.worker.batch.pooling import NO_SUMS
-from services.engine.worker.batch.prompt_logprobs import PromptReport, ReportedLogits, packed
-from services.engine.worker.batch.sampler import NOTHING_SAMPLED, Sampled
-from shared.messages import PromptLogprobs
+from antiphon.services.engine.backends.triton.device_sampler import Chosen, StagedSampling, report
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.worker.batch.pooling import NO_SUMS
+from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, ReportedLogits, packed
+from antiphon.services.engine.worker.batch.sampler import NOTHING_SAMPLED, Sampled
+from antiphon.shared.messages import PromptLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

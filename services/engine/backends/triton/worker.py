@@ -21,12 +21,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
-from services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs, graph_sizes
-from services.engine.backends.triton.device_blocks import DeviceBlocks
-from services.engine.backends.triton.device_inputs import (
+from antiphon.services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
+from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs, graph_sizes
+from antiphon.services.engine.backends.triton.device_blocks import DeviceBlocks
+from antiphon.services.engine.backends.triton.device_inputs import (
     DeviceStep,
     GraphSize,
     HostStep,
@@ -36,40 +36,40 @@ from services.engine.backends.triton.device_inputs import (
     send,
     staging_bytes,
 )
-from services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
-from services.engine.backends.triton.kernels.attention.attention_work import Heads, Integers
-from services.engine.backends.triton.kernels.step_inputs import known_ids
-from services.engine.backends.triton.operations import TritonOperations
-from services.engine.backends.triton.results import HostCopies, Sums, UnderWay
-from services.engine.backends.triton.staging import Staging, sent
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.kv.layout import KvMemory
-from services.engine.kv.pieces import NativeCopy
-from services.engine.models.config_fields import weight_dtype
-from services.engine.models.decoder import Decoder, DecoderWeights
-from services.engine.models.layers.attention import StepInputs
-from services.engine.models.registry import find_family
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.parallel.shard import local_description
-from services.engine.quantization.choice import weight_form
-from services.engine.sampling.grammar import grammar_compiler
-from services.engine.worker.batch.acceptance import accept
-from services.engine.worker.batch.mask_turns import MaskTurns
-from services.engine.worker.batch.pooling import PoolingRows, pooling_kind, span_sums, with_vectors
-from services.engine.worker.batch.prompt_logprobs import ReportedLogits, report_logits
-from services.engine.worker.batch.state_table import StateTable
-from services.engine.worker.capacity.budget import Backend, graphs_bytes, plan_measured
-from services.engine.worker.capacity.kv_cache import KvPlan, context_length
-from services.engine.worker.capacity.profile import largest_step
-from services.engine.worker.configuration import configuration_hash, content_hash, hardware
-from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from services.engine.worker.extras import check_extras, check_offload, make_library
-from services.engine.worker.interface import UNDER_WAY_MAX
-from services.engine.worker.loading.model_files import eos_token_ids, read_config
-from services.engine.worker.loading.weights import load_weights
-from shared.config import EngineSettings
-from shared.parameters.grammar import Grammar
-from shared.parameters.pooling import PoolingKind
+from antiphon.services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads, Integers
+from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
+from antiphon.services.engine.backends.triton.operations import TritonOperations
+from antiphon.services.engine.backends.triton.results import HostCopies, Sums, UnderWay
+from antiphon.services.engine.backends.triton.staging import Staging, sent
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.kv.pieces import NativeCopy
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.models.decoder import Decoder, DecoderWeights
+from antiphon.services.engine.models.layers.attention import StepInputs
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.parallel.shard import local_description
+from antiphon.services.engine.quantization.choice import weight_form
+from antiphon.services.engine.sampling.grammar import grammar_compiler
+from antiphon.services.engine.worker.batch.acceptance import accept
+from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
+from antiphon.services.engine.worker.batch.pooling import PoolingRows, pooling_kind, span_sums, with_vectors
+from antiphon.services.engine.worker.batch.prompt_logprobs import ReportedLogits, report_logits
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.worker.capacity.budget import Backend, graphs_bytes, plan_measured
+from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, context_length
+from antiphon.services.engine.worker.capacity.profile import largest_step
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, hardware
+from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
+from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library
+from antiphon.services.engine.worker.interface import UNDER_WAY_MAX
+from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config
+from antiphon.services.engine.worker.loading.weights import load_weights
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)
 

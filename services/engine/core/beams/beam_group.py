@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from services.engine.core.beams.beam_search import BeamSearch, Finished, num_candidates
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.plan import NewSequence, SampledLogprobs
-from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.core.sequence import Sequence, from_spec
-from services.engine.core.stopping import StopRules
-from shared.parameters.sampling import BeamParams
+from antiphon.services.engine.core.beams.beam_search import BeamSearch, Finished, num_candidates
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.plan import NewSequence, SampledLogprobs
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.services.engine.core.sequence import Sequence, from_spec
+from antiphon.services.engine.core.stopping import StopRules
+from antiphon.shared.parameters.sampling import BeamParams
 
 _Key = tuple[str, bytes, tuple[int, ...], bytes]
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from services.engine.core.plan import SampledLogprobs
-from services.engine.core.stopping import StopRules, Verdict
-from shared.parameters.sampling import BeamParams
+from antiphon.services.engine.core.plan import SampledLogprobs
+from antiphon.services.engine.core.stopping import StopRules, Verdict
+from antiphon.shared.parameters.sampling import BeamParams
 
 _TOTAL = attrgetter("total")
 _SCORE = attrgetter("score")

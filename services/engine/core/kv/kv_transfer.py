@@ -1,4 +1,4 @@
-"""Transfers of KV blocks between engines: the scheduler's half. Pure; the other half is `services.engine.kv`.
+"""Transfers of KV blocks between engines: the scheduler's half. Pure; the other half is `antiphon.services.engine.kv`.
 
 A prefill engine computes a prompt and saves its blocks for one receiver; a decode engine loads them into host blocks
 and then continues as if the sequence had been swapped out (`swap`):
@@ -11,9 +11,9 @@ and then continues as if the sequence had been swapped out (`swap`):
     both       plan_meta()        commands for the other half since the last call: begin or stop transfers
 
 If a load ends early, the receiver computes the missing tokens; there is no other effect. Blocks are named by their
-content (`shared.blocks`), so a receiver does not load what its prefix cache holds, and cannot load other content. Both
-engines hold their blocks until the other half, which moves the bytes, no longer uses them, even if the sequence has
-been aborted meanwhile. Called by `core`.
+content (`antiphon.shared.blocks`), so a receiver does not load what its prefix cache holds, and cannot load other
+content. Both engines hold their blocks until the other half, which moves the bytes, no longer uses them, even if the
+sequence has been aborted meanwhile. Called by `core`.
 """
 
 from collections import Counter
@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.kv.prefix_cache import PrefixCache
-from services.engine.core.kv.swap import SwapSpace
-from services.engine.core.sequence import Sequence
-from shared.limits import KV_TRANSFER_TOKENS_MIN
-from shared.messages import EngineCounters, KvSource
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.shared.limits import KV_TRANSFER_TOKENS_MIN
+from antiphon.shared.messages import EngineCounters, KvSource
 
 
 class KvLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class KvSave(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """Commands of the scheduler's half for `services.engine.kv`, which carries them out in the order of the fields."""
+    """Commands of the scheduler's half for `services/engine/kv`, which carries them out in the order of the fields."""
 
     opened: tuple[str, ...] = ()
     """Transfers whose blocks will be computed."""

@@ -1,16 +1,16 @@
 """Looks up computed prefixes and publishes newly computed blocks.
 
-Block content is identified by the hash chain of `shared.blocks`; `block_pool` holds the blocks and their hashes. A
-sequence keeps the hashes that came with it or were computed, so no block is hashed twice, even after preemption. A
-block is published (its hash is registered in the pool) only when all its tokens are computed. Two sequences that
-compute the same block at the same time each keep their own block: the block whose plan is applied first is published;
-the other one gets no hash, so that after it is freed it is among the first blocks to be allocated again.
+Block content is identified by the hash chain of `antiphon.shared.blocks`; `block_pool` holds the blocks and their
+hashes. A sequence keeps the hashes that came with it or were computed, so no block is hashed twice, even after
+preemption. A block is published (its hash is registered in the pool) only when all its tokens are computed. Two
+sequences that compute the same block at the same time each keep their own block: the block whose plan is applied first
+is published; the other one gets no hash, so that after it is freed it is among the first blocks to be allocated again.
 """
 
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.sequence import Sequence
-from shared.blocks import child_hash, images_part, root_hash
-from shared.codec import pack_ids
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.shared.blocks import child_hash, images_part, root_hash
+from antiphon.shared.codec import pack_ids
 
 
 class PrefixCache:

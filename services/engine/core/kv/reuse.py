@@ -16,9 +16,9 @@ from array import array
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.kv.prefix_cache import PrefixCache
-from services.engine.core.sequence import Sequence, Status
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.sequence import Sequence, Status
 
 WORTH_WAITING_TOKENS = 16
 """A sequence waits a step if that saves the computation of more than this many prompt tokens, which takes about as long

@@ -11,9 +11,9 @@ plan's copies to the host, which run first, could overwrite them. Host blocks ca
 another engine. Used only by `residency`, `scheduler` and `kv_transfer`.
 """
 
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.sequence import Sequence
-from shared.messages import EngineCounters
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.shared.messages import EngineCounters
 
 
 class SwapSpace:

@@ -4,12 +4,12 @@
 optional: the core works without the module and its two lines here.
 """
 
-from services.engine.core.lanes.canary import CanaryLane
-from services.engine.core.lanes.idle import IdleLane
-from services.engine.core.lanes.lane import Lane
-from services.engine.core.lanes.large_head import LargeHeadLane
-from services.engine.core.lanes.running import RunningLane
-from services.engine.core.lanes.waiting import WaitingLane
+from antiphon.services.engine.core.lanes.canary import CanaryLane
+from antiphon.services.engine.core.lanes.idle import IdleLane
+from antiphon.services.engine.core.lanes.lane import Lane
+from antiphon.services.engine.core.lanes.large_head import LargeHeadLane
+from antiphon.services.engine.core.lanes.running import RunningLane
+from antiphon.services.engine.core.lanes.waiting import WaitingLane
 
 LANES: tuple[type[Lane], ...] = (
     LargeHeadLane,

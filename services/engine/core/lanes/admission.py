@@ -4,14 +4,14 @@ No waiting sequence overtakes the head of the queue. The last rows are kept for 
 part of the blocks (`--kv-cache-ratio`) for the output of the running ones.
 """
 
-from services.engine.core.kv.reuse import Reusable, Shortage
-from services.engine.core.plan import CoreLimits
-from services.engine.core.policy.batching import BatchGate
-from services.engine.core.policy.delay import AdmissionDelay
-from services.engine.core.residency import Residency
-from services.engine.core.sequence import Sequence, Status
-from services.engine.core.step_builder import StepBuilder
-from shared.batch_rows import num_reserved_rows
+from antiphon.services.engine.core.kv.reuse import Reusable, Shortage
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.policy.batching import BatchGate
+from antiphon.services.engine.core.policy.delay import AdmissionDelay
+from antiphon.services.engine.core.residency import Residency
+from antiphon.services.engine.core.sequence import Sequence, Status
+from antiphon.services.engine.core.step_builder import StepBuilder
+from antiphon.shared.batch_rows import num_reserved_rows
 
 
 class Admission:

@@ -1,4 +1,4 @@
-"""The canary's lane: the sequence with which the engine tests itself (`services.engine.canary`).
+"""The canary's lane: the sequence with which the engine tests itself (`antiphon.services.engine.canary`).
 
 The canary has a reserved row and does not queue. It joins when a step has budget for its whole prompt, or before all
 others once it is urgent. It is not counted as a running sequence. Once it runs, it is the oldest sequence of all, so
@@ -7,9 +7,9 @@ others once it is urgent. It is not counted as a running sequence. Once it runs,
 
 from collections.abc import Iterable
 
-from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.sequence import Sequence
-from services.engine.core.step_builder import StepBuilder
+from antiphon.services.engine.core.lanes.lane import Lane, Shared
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.step_builder import StepBuilder
 
 
 class CanaryLane(Lane):

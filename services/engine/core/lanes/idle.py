@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 
-from services.engine.core.adapter_slots import NO_SLOT
-from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.lanes.running import continue_running, left_out
-from services.engine.core.policy.waiting import WaitingQueue
-from services.engine.core.residency import Residency, Yielding
-from services.engine.core.sequence import IDLE_AGE, Sequence, Status
-from services.engine.core.step_builder import StepBuilder, part_of
+from antiphon.services.engine.core.adapter_slots import NO_SLOT
+from antiphon.services.engine.core.lanes.lane import Lane, Shared
+from antiphon.services.engine.core.lanes.running import continue_running, left_out
+from antiphon.services.engine.core.policy.waiting import WaitingQueue
+from antiphon.services.engine.core.residency import Residency, Yielding
+from antiphon.services.engine.core.sequence import IDLE_AGE, Sequence, Status
+from antiphon.services.engine.core.step_builder import StepBuilder, part_of
 
 PROMPT_SHARE = 8
 """While ordinary sequences run, prompts of idle ones get at most 1/PROMPT_SHARE of a step's tokens, because computing a

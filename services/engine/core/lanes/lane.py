@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.engine.core.lanes.admission import Admission
-from services.engine.core.plan import CoreLimits
-from services.engine.core.policy.step_times import StepTimes
-from services.engine.core.residency import Residency
-from services.engine.core.sequence import Sequence
-from services.engine.core.step_builder import StepBuilder
+from antiphon.services.engine.core.lanes.admission import Admission
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.policy.step_times import StepTimes
+from antiphon.services.engine.core.residency import Residency
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.step_builder import StepBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

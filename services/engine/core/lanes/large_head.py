@@ -4,8 +4,8 @@ The prompt may be longer than the budget that the running sequences leave, or th
 the head runs alone.
 """
 
-from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.step_builder import StepBuilder
+from antiphon.services.engine.core.lanes.lane import Lane, Shared
+from antiphon.services.engine.core.step_builder import StepBuilder
 
 
 class LargeHeadLane(Lane):

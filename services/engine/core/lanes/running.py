@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.policy.decode_turns import DecodeTurns
-from services.engine.core.policy.prefill_shares import shares_of
-from services.engine.core.residency import Residency
-from services.engine.core.sequence import Sequence
-from services.engine.core.step_builder import StepBuilder
+from antiphon.services.engine.core.lanes.lane import Lane, Shared
+from antiphon.services.engine.core.policy.decode_turns import DecodeTurns
+from antiphon.services.engine.core.policy.prefill_shares import shares_of
+from antiphon.services.engine.core.residency import Residency
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.step_builder import StepBuilder
 
 TRIED_MAX = 8
 """Sequences in a step that wait for the masks of their grammars. One that gets a token makes room for another."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from services.engine.core.lanes.lane import Lane
-from services.engine.core.sequence import Sequence
-from services.engine.core.step_builder import StepBuilder, part_of
+from antiphon.services.engine.core.lanes.lane import Lane
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.step_builder import StepBuilder, part_of
 
 
 class WaitingLane(Lane):

@@ -8,7 +8,7 @@ step's token budget allow. The caller passes the times, as the core has no clock
 
 import math
 
-from services.engine.core.sequence import Sequence, Status
+from antiphon.services.engine.core.sequence import Sequence, Status
 
 
 class BatchGate:

@@ -15,9 +15,9 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
-from services.engine.core.policy.prefill_shares import divide
-from services.engine.core.policy.step_times import StepTimes
-from services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.policy.prefill_shares import divide
+from antiphon.services.engine.core.policy.step_times import StepTimes
+from antiphon.services.engine.core.sequence import Sequence
 
 _AGE = attrgetter("age")
 

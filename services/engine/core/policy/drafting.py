@@ -3,9 +3,9 @@
 Used only by `residency`.
 """
 
-from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.sequence import Sequence
-from shared.messages import EngineCounters
+from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.sequence import Sequence
+from antiphon.shared.messages import EngineCounters
 
 
 def propose(

@@ -7,7 +7,7 @@ client, nothing is divided. Used by `lanes.running`.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from services.engine.core.sequence import Sequence
+from antiphon.services.engine.core.sequence import Sequence
 
 
 def shares_of(running: Iterable[Sequence], newcomer: Sequence | None, budget: int) -> dict[str, int]:

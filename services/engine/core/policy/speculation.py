@@ -12,7 +12,7 @@ returns to one after every step that lost time, so that trials are cheap in larg
 times; a time of 0 means that there is no clock, and then drafts are not limited. Used only by `scheduler`.
 """
 
-from services.engine.core.policy.step_times import StepTimes, TimedStep
+from antiphon.services.engine.core.policy.step_times import StepTimes, TimedStep
 
 COST_SHARE = 0.01
 """Share of the total time that rejected draft tokens may cost."""

@@ -1,8 +1,8 @@
 """The queue of sequences without a row.
 
 Clients share the engine by weighted fair queueing: each is charged for the tokens of its sequences
-(`shared.structures.fair_order`). The sequences of one client are ordered by priority (lower first), then preempted
-before new ones, then by arrival. All sequences without a client count as those of one client.
+(`antiphon.shared.structures.fair_order`). The sequences of one client are ordered by priority (lower first), then
+preempted before new ones, then by arrival. All sequences without a client count as those of one client.
 
 Each client's sequences are a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones,
 so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used by `residency` and
@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.engine.core.sequence import Sequence, Status
-from shared import limits
-from shared.structures.fair_order import FairOrder
+from antiphon.services.engine.core.sequence import Sequence, Status
+from antiphon.shared import limits
+from antiphon.shared.structures.fair_order import FairOrder
 
 _Entry = tuple[int, bool, int, int, Sequence]
 _DEAD_ENTRIES_MIN = 64

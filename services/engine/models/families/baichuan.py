@@ -3,9 +3,9 @@
 The second version normalises the rows of its output projection to length one.
 """
 
-from services.engine.models.config_fields import Config, integer, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, integer, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 layout = named_layout(Names(qkv=("self_attn.W_pack",)))

@@ -3,9 +3,9 @@
 `glm.py` handles the later GLM checkpoints.
 """
 
-from services.engine.models.config_fields import Config, boolean, integer, llama_like, number, refuse_unless
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like, number, refuse_unless
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("ChatGLMModel", "ChatGLMForConditionalGeneration")
 layout = named_layout(

@@ -3,9 +3,9 @@
 Heads are rotated in interleaved pairs, in the layers with a sliding window only.
 """
 
-from services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like, number
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like, number
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Cohere2ForCausalLM",)
 layout = llama_layout

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from typing import Any
 
-from services.engine.models.config_fields import (
+from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
     config_error,
@@ -20,9 +20,9 @@ from services.engine.models.config_fields import (
     refuse_unless,
     rope_parameters,
 )
-from services.engine.models.description import DecoderDescription, Experts, LatentAttention
-from services.engine.models.families.glm4_moe import expert_groups
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.description import DecoderDescription, Experts, LatentAttention
+from antiphon.services.engine.models.families.glm4_moe import expert_groups
+from antiphon.services.engine.models.layout import Names, named_layout
 
 _V2, _V3, _GLM, _YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
 ARCHITECTURES = (_V2, _V3, _GLM, _YOUTU)

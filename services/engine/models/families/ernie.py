@@ -1,8 +1,8 @@
 """ERNIE 4.5 (dense): Llama that rotates heads in interleaved pairs, with its own head size."""
 
-from services.engine.models.config_fields import Config, boolean, integer, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Ernie4_5ForCausalLM",)
 layout = llama_layout

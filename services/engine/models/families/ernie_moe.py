@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from services.engine.models.config_fields import Config, boolean, config_error, integer, number
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.families import ernie
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, config_error, integer, number
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.families import ernie
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Ernie4_5_MoeForCausalLM",)
 layout = named_layout(

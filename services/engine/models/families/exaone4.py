@@ -3,9 +3,9 @@
 The larger model has sliding windows in three of four layers, and no rotary embedding in the others.
 """
 
-from services.engine.models.config_fields import Config, integer, layer_windows, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, integer, layer_windows, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Exaone4ForCausalLM",)
 layout = named_layout(

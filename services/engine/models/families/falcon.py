@@ -6,9 +6,9 @@ The new decoder architecture has grouped key heads and two norms. Positions are 
 (`alibi`).
 """
 
-from services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, Parameter, named_layout
+from antiphon.services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, Parameter, named_layout
 
 ARCHITECTURES = ("FalconForCausalLM",)
 

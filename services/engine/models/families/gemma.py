@@ -7,7 +7,7 @@ another rotary base in those layers.
 
 from typing import Any
 
-from services.engine.models.config_fields import (
+from antiphon.services.engine.models.config_fields import (
     Config,
     activation,
     boolean,
@@ -18,8 +18,8 @@ from services.engine.models.config_fields import (
     optional_number,
     rope_parameters,
 )
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, Parameter, llama_layout, named_layout
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, Parameter, llama_layout, named_layout
 
 ARCHITECTURES = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
 

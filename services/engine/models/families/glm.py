@@ -3,9 +3,9 @@
 GLM 4 of 2025 (`Glm4ForCausalLM`) also normalises the outputs of attention and MLP.
 """
 
-from services.engine.models.config_fields import Config, boolean, integer, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, Parameter, named_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, Parameter, named_layout
 
 ARCHITECTURES = ("GlmForCausalLM", "Glm4ForCausalLM")
 _UP = ("mlp.gate_up_proj",)

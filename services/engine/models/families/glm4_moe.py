@@ -6,7 +6,7 @@ embedding on half of each head, and optional norms per head.
 
 from typing import Any
 
-from services.engine.models.config_fields import (
+from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
     config_error,
@@ -15,8 +15,8 @@ from services.engine.models.config_fields import (
     llama_like,
     number,
 )
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Glm4MoeForCausalLM", "Dots1ForCausalLM")
 layout = named_layout(

@@ -1,8 +1,8 @@
 """GPT-2: learned positions, layer norms, an MLP without gate, matrices stored as [in, out], tied embeddings."""
 
-from services.engine.models.config_fields import Config, activation, integer, llama_like, number, refuse_unless
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, activation, integer, llama_like, number, refuse_unless
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
 layout = named_layout(

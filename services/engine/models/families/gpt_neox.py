@@ -1,8 +1,8 @@
 """GPT-NeoX (Pythia): parallel residual, layer norms, rotation of a part of each head, an MLP without gate, biases."""
 
-from services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("GPTNeoXForCausalLM",)
 layout = named_layout(

@@ -5,8 +5,8 @@ logits. Their weights are the softmax over these logits, which equals the softma
 over the chosen experts.
 """
 
-from services.engine.kernels.activation import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
-from services.engine.models.config_fields import (
+from antiphon.services.engine.kernels.activation import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
+from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
     config_error,
@@ -15,8 +15,8 @@ from services.engine.models.config_fields import (
     llama_like,
     number,
 )
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("GptOssForCausalLM",)
 layout = named_layout(

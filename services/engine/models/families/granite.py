@@ -7,9 +7,9 @@ scale.
 
 from dataclasses import replace
 
-from services.engine.models.config_fields import Config, boolean, config_error, llama_like, number
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, config_error, llama_like, number
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("GraniteForCausalLM",)
 layout = llama_layout

@@ -5,7 +5,7 @@ With experts, every layer has them and a shared one without gate, all of the sam
 
 from typing import Any
 
-from services.engine.models.config_fields import (
+from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
     config_error,
@@ -14,8 +14,8 @@ from services.engine.models.config_fields import (
     number,
     refuse_unless,
 )
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM")
 layout = named_layout(

@@ -1,8 +1,8 @@
 """InternLM2 and 2.5: Llama with a fused query-key-value projection grouped by key head, and other tensor names."""
 
-from services.engine.models.config_fields import Config, boolean, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("InternLM2ForCausalLM",)
 layout = named_layout(

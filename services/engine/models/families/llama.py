@@ -1,8 +1,8 @@
 """Llama 1 to 3: grouped-query attention, gated MLP, rotary positions with every scaling kind, optional biases."""
 
-from services.engine.models.config_fields import Config, boolean, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 layout = llama_layout

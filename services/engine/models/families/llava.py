@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from services.engine.models.config_fields import Config, config_error
-from services.engine.models.description import DecoderDescription
-from services.engine.models.families import llama, mistral, qwen2
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, config_error
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.families import llama, mistral, qwen2
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration")
 _HEAD = "language_model.lm_head"

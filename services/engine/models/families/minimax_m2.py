@@ -3,9 +3,9 @@
 Rotary embedding is on the first part of each head.
 """
 
-from services.engine.models.config_fields import Config, integer, llama_like, optional_number
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, integer, llama_like, optional_number
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("MiniMaxM2ForCausalLM",)
 layout = named_layout(

@@ -1,8 +1,8 @@
 """Mistral: Llama without biases; the first versions have a sliding window in every layer, Ministral in some."""
 
-from services.engine.models.config_fields import Config, integer, layer_windows, llama_like, sliding_window
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, integer, layer_windows, llama_like, sliding_window
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("MistralForCausalLM", "MinistralForCausalLM")
 layout = llama_layout

@@ -1,8 +1,8 @@
 """Mixtral: Mistral with a mixture of experts in every layer; the weights of the chosen experts sum to one."""
 
-from services.engine.models.config_fields import Config, integer, llama_like, sliding_window
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, integer, llama_like, sliding_window
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("MixtralForCausalLM",)
 layout = named_layout(

@@ -5,7 +5,7 @@ OLMo 3 has sliding windows in three of four layers, and scales positions only in
 
 from typing import Any
 
-from services.engine.models.config_fields import (
+from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
     integer,
@@ -13,8 +13,8 @@ from services.engine.models.config_fields import (
     llama_like,
     rope_parameters,
 )
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 layout = named_layout(

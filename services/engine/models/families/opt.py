@@ -3,7 +3,7 @@
 The 350m checkpoint has another architecture (norms after each part, narrower embeddings) and is rejected.
 """
 
-from services.engine.models.config_fields import (
+from antiphon.services.engine.models.config_fields import (
     Config,
     activation,
     boolean,
@@ -12,8 +12,8 @@ from services.engine.models.config_fields import (
     llama_like,
     refuse_unless,
 )
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("OPTForCausalLM",)
 layout = named_layout(

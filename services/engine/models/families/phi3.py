@@ -4,9 +4,9 @@ Longrope is supported up to the original context. Beyond it all frequencies chan
 cached key.
 """
 
-from services.engine.models.config_fields import Config, integer, llama_like, sliding_window
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, integer, llama_like, sliding_window
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 layout = named_layout(Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)))

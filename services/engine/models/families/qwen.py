@@ -4,9 +4,9 @@ Scaling of attention and frequencies applies only beyond `seq_length`. If the co
 to `seq_length`, so it has no effect here.
 """
 
-from services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like, number
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like, number
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("QWenLMHeadModel",)
 layout = named_layout(

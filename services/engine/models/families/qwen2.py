@@ -1,8 +1,8 @@
 """Qwen2 and Qwen2.5: Llama with biases on query, key and value, and a sliding window only if the config enables it."""
 
-from services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 layout = llama_layout

@@ -5,10 +5,10 @@ The vision encoder is not a part of the decoder: `services/vision` runs it, and 
 
 from dataclasses import replace
 
-from services.engine.models.config_fields import Config, config_error
-from services.engine.models.description import DecoderDescription
-from services.engine.models.families import qwen2
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, config_error
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.families import qwen2
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 layout = llama_layout

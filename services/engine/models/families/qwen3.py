@@ -1,9 +1,9 @@
 """Qwen3 (dense): queries and keys normalised per head, its own head size, biases only if the config enables them."""
 
-from services.engine.models.config_fields import Config, boolean, integer, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.families.qwen2 import qwen_windows
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.families.qwen2 import qwen_windows
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 layout = llama_layout

@@ -1,9 +1,9 @@
 """Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in some layers; Qwen2-MoE has a gated shared expert too."""
 
-from services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.families.qwen2 import qwen_windows
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.families.qwen2 import qwen_windows
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
 layout = llama_layout

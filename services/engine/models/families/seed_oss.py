@@ -1,8 +1,8 @@
 """Seed-OSS: Llama with its own head size, and biases on query, key and value."""
 
-from services.engine.models.config_fields import Config, boolean, integer, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("SeedOssForCausalLM",)
 layout = llama_layout

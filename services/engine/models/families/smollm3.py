@@ -1,8 +1,15 @@
 """SmolLM 3: Llama whose every fourth layer has no rotary embedding; sliding windows in those layers if enabled."""
 
-from services.engine.models.config_fields import Config, boolean, config_error, integer, layer_windows, llama_like
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import llama_layout
+from antiphon.services.engine.models.config_fields import (
+    Config,
+    boolean,
+    config_error,
+    integer,
+    layer_windows,
+    llama_like,
+)
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
 layout = llama_layout

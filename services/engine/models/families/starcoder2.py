@@ -1,8 +1,15 @@
 """StarCoder2: Mistral with layer norms, an MLP without gate, biases, tied embeddings."""
 
-from services.engine.models.config_fields import Config, activation, boolean, llama_like, number, sliding_window
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Names, named_layout
+from antiphon.services.engine.models.config_fields import (
+    Config,
+    activation,
+    boolean,
+    llama_like,
+    number,
+    sliding_window,
+)
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Starcoder2ForCausalLM",)
 layout = named_layout(Names(up=("mlp.c_fc",), down="mlp.c_proj"))

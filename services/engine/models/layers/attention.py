@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.rotary import Rotation, make_rotation, rotate
-from services.engine.models.description import DecoderDescription, RopeParameters
-from services.engine.models.layers.rope import axes_of, inverse_frequencies
+from antiphon.services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.rotary import Rotation, make_rotation, rotate
+from antiphon.services.engine.models.description import DecoderDescription, RopeParameters
+from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)

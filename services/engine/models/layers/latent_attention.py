@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.kernels.latent_attention import latent_attention
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.rotary import Rotation, rotate
-from services.engine.kernels.storage import as_moved, as_stored
-from services.engine.models.description import DecoderDescription, LatentAttention, RopeParameters
-from services.engine.models.layers.attention import Rotations, StepInputs
-from services.engine.models.layers.linear import Linear
+from antiphon.services.engine.kernels.latent_attention import latent_attention
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.rotary import Rotation, rotate
+from antiphon.services.engine.kernels.storage import as_moved, as_stored
+from antiphon.services.engine.models.description import DecoderDescription, LatentAttention, RopeParameters
+from antiphon.services.engine.models.layers.attention import Rotations, StepInputs
+from antiphon.services.engine.models.layers.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 _PACKING_ROWS = 512
 """Number of rows of x for which the blocked layout is chosen. Other numbers of rows work too and are not slower."""

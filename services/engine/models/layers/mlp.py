@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by
-from services.engine.kernels.experts import mixed_experts, route
-from services.engine.kernels.silu_mul import silu_mul
-from services.engine.models.description import ActivationKind, Experts
-from services.engine.models.layers.linear import DenseLinear, Linear, QuantizedLinear
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by
+from antiphon.services.engine.kernels.experts import mixed_experts, route
+from antiphon.services.engine.kernels.silu_mul import silu_mul
+from antiphon.services.engine.models.description import ActivationKind, Experts
+from antiphon.services.engine.models.layers.linear import DenseLinear, Linear, QuantizedLinear
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 
 class Mlp(Protocol):

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.models.description import NormKind
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.models.description import NormKind
 
 
 class Norm(Protocol):

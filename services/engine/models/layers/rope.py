@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from services.engine.models.description import RopeParameters
+from antiphon.services.engine.models.description import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters) -> Tensor:

@@ -8,20 +8,20 @@ memory is that of plain weights. Called by `quantization/choice.py`.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.engine.quantization.formats.awq import Awq
-from services.engine.quantization.formats.bitsandbytes import BitsAndBytes
-from services.engine.quantization.formats.compressed_tensors import CompressedTensors, smoothquant
-from services.engine.quantization.formats.fp8 import Fp8
-from services.engine.quantization.formats.gptq import Gptq
-from services.engine.quantization.formats.mxfp4 import Mxfp4
-from services.engine.quantization.method import PreparedMethod
-from shared.flags import SettingsError
-from shared.settings.quantization import Method, quantization_settings
+from antiphon.services.engine.quantization.formats.awq import Awq
+from antiphon.services.engine.quantization.formats.bitsandbytes import BitsAndBytes
+from antiphon.services.engine.quantization.formats.compressed_tensors import CompressedTensors, smoothquant
+from antiphon.services.engine.quantization.formats.fp8 import Fp8
+from antiphon.services.engine.quantization.formats.gptq import Gptq
+from antiphon.services.engine.quantization.formats.mxfp4 import Mxfp4
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import Method, quantization_settings
 
 
 def _gguf(settings: Mapping[str, Any]) -> PreparedMethod:
     # Imported here because the package `gguf` is slow to import and few models need it.
-    from services.engine.quantization.formats.gguf import Gguf
+    from antiphon.services.engine.quantization.formats.gguf import Gguf
 
     return Gguf.of_config(settings)
 

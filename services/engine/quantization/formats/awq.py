@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.grouped import grouped_weight
-from services.engine.quantization.formats.packing import expect, unpack
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.formats.grouped import grouped_weight
+from antiphon.services.engine.quantization.formats.packing import expect, unpack
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 BITS = 4
 PER_WORD = 8

@@ -28,9 +28,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.packing import expect
-from services.engine.quantization.rounding import GROUP_MULTIPLE
-from services.engine.quantization.weight import INT4_MAX, QuantizedWeight
+from antiphon.services.engine.quantization.formats.packing import expect
+from antiphon.services.engine.quantization.rounding import GROUP_MULTIPLE
+from antiphon.services.engine.quantization.weight import INT4_MAX, QuantizedWeight
 
 _LEVELS, _NESTED_LEVELS = 16, 256
 _INT8_MAX = 127

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.fp8 import fp8_weight
-from services.engine.quantization.formats.grouped import grouped_weight
-from services.engine.quantization.formats.packing import expect, unpack
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.formats.fp8 import fp8_weight
+from antiphon.services.engine.quantization.formats.grouped import grouped_weight
+from antiphon.services.engine.quantization.formats.packing import expect, unpack
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 _BITS = (4, 8)
 _BYTE_BITS = 8

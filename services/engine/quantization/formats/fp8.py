@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.packing import expect
-from services.engine.quantization.weight import GROUP_MULTIPLE, QuantizedWeight
+from antiphon.services.engine.quantization.formats.packing import expect
+from antiphon.services.engine.quantization.weight import GROUP_MULTIPLE, QuantizedWeight
 
 _SCALES = ("weight_scale", "weight_scale_inv")
 

@@ -31,9 +31,9 @@ from gguf.quants import IQ4_NL, Q4_K, dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.quantization.formats.packing import expect
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.formats.packing import expect
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 _GROUP, _SHORT_GROUP = 32, 16
 _K_BLOCK = 256

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from services.engine.quantization.formats.grouped import grouped_weight
-from services.engine.quantization.formats.packing import WORD_BITS, expect, unpack
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.formats.grouped import grouped_weight
+from antiphon.services.engine.quantization.formats.packing import WORD_BITS, expect, unpack
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 _BITS = (2, 3, 4, 8)
 _SECOND_VERSION = "gptq_v2"

@@ -6,8 +6,8 @@ Weights of 2 and 3 bits are stored in 4 bits, with the same scales and zero poin
 import torch
 from torch import Tensor
 
-from services.engine.quantization.group_order import GroupOrder, group_order
-from services.engine.quantization.weight import (
+from antiphon.services.engine.quantization.group_order import GroupOrder, group_order
+from antiphon.services.engine.quantization.weight import (
     GROUP_MULTIPLE,
     INT8_GROUP_MULTIPLE,
     QuantizedWeight,

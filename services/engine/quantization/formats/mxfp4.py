@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.packing import expect
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.quantization.formats.packing import expect
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers that the 16 values represent."""

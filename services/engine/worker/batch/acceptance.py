@@ -7,9 +7,9 @@ workers.
 
 import numpy as np
 
-from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
-from services.engine.worker.batch.sampler import Sampled
-from services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.worker.batch.sampler import Sampled
+from antiphon.services.engine.worker.batch.state_table import StateTable
 
 
 def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:

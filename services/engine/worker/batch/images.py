@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import PlacedImage, StepPlan
-from services.engine.worker.batch.inputs import FlatStep
+from antiphon.services.engine.core.plan import PlacedImage, StepPlan
+from antiphon.services.engine.worker.batch.inputs import FlatStep
 
 Integers = NDArray[np.int64]
 AXES = 3

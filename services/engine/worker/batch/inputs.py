@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.core.plan import StepPlan
-from services.engine.kernels.paged_attention import Spans
-from services.engine.worker.batch.pooling import NO_SPANS
-from services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
-from services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.kernels.paged_attention import Spans
+from antiphon.services.engine.worker.batch.pooling import NO_SPANS
+from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
+from antiphon.services.engine.worker.batch.state_table import StateTable
 
 Integers = NDArray[np.int64]
 

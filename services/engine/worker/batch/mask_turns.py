@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.sampling.grammar import GrammarProcessor
-from services.engine.sampling.mask_time import Stopwatch, in_turn
-from services.engine.sampling.processor import Adjustment
-from shared import limits
-from shared.parameters.grammar import SUBJECT
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.sampling.grammar import GrammarProcessor
+from antiphon.services.engine.sampling.mask_time import Stopwatch, in_turn
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.shared import limits
+from antiphon.shared.parameters.grammar import SUBJECT
 
 _FAILED, _WAITS, _READY = 0, 1, 2
 """States of a mask. With several ranks the smallest counts."""

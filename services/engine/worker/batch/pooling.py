@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
-from services.engine.worker.loading.model_files import SENTENCE_MODULES, read_json, read_json_list
-from shared.errors import ServiceError
-from shared.parameters.pooling import PoolingKind, PoolingParams
+from antiphon.services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
+from antiphon.services.engine.worker.loading.model_files import SENTENCE_MODULES, read_json, read_json_list
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams
 
 Integers = NDArray[np.int64]
 NO_SPANS: Integers = np.zeros((0, 2), dtype=np.int64)

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import StepPlan
-from services.engine.worker.batch.sampler import SLICE_BYTES
-from services.engine.worker.batch.state_table import StateTable
-from shared.messages import PromptLogprobs
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.worker.batch.sampler import SLICE_BYTES
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.shared.messages import PromptLogprobs
 
 Integers = NDArray[np.int64]
 

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.core.plan import SampledLogprobs, StepResult
-from services.engine.kernels import sampling as kernels
-from services.engine.kernels.philox import uniforms
-from services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
-from services.engine.sampling import masks
-from services.engine.sampling.processor import Adjustment
-from shared.messages import PromptLogprobs
+from antiphon.services.engine.core.plan import SampledLogprobs, StepResult
+from antiphon.services.engine.kernels import sampling as kernels
+from antiphon.services.engine.kernels.philox import uniforms
+from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.shared.messages import PromptLogprobs
 
 Integers = NDArray[np.int64]
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.engine.core.plan import NewSequence, StepPlan
-from services.engine.kernels.sampling import GREEDY_BELOW, new_columns, set_row
-from services.engine.sampling.grammar import GrammarProcessor
-from services.engine.sampling.processor import Adjustment, LogitsProcessor
-from services.engine.sampling.processors import MakeGrammar, processors_of
-from services.engine.worker.batch.mask_turns import MaskTurns, SequenceMasks
-from services.engine.worker.batch.sampler import PenaltyCounts, SamplingBatch, penalty_bytes
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import NewSequence, StepPlan
+from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, new_columns, set_row
+from antiphon.services.engine.sampling.grammar import GrammarProcessor
+from antiphon.services.engine.sampling.processor import Adjustment, LogitsProcessor
+from antiphon.services.engine.sampling.processors import MakeGrammar, processors_of
+from antiphon.services.engine.worker.batch.mask_turns import MaskTurns, SequenceMasks
+from antiphon.services.engine.worker.batch.sampler import PenaltyCounts, SamplingBatch, penalty_bytes
+from antiphon.shared.parameters.sampling import SamplingParams
 
 Rows = NDArray[np.int64]
 NOTHING_ALLOWED = "The parameters of this request together allow no token that could come next."

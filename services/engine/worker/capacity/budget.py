@@ -15,16 +15,28 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from services.engine.adapters.delta import adapter_bytes
-from services.engine.core.plan import StepPlan
-from services.engine.models.description import DecoderDescription
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.worker.batch.state_table import table_bytes
-from services.engine.worker.capacity.host_cache import plan_host_blocks
-from services.engine.worker.capacity.kv_cache import Budget, KvPlan, bytes_per_block, context_length, plan_kv_cache
-from services.engine.worker.capacity.memory import free_bytes, held_bytes
-from services.engine.worker.capacity.profile import StepBounds, StepBytes, largest_step, make_probe, measure_step
-from shared.config import EngineSettings
+from antiphon.services.engine.adapters.delta import adapter_bytes
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.worker.batch.state_table import table_bytes
+from antiphon.services.engine.worker.capacity.host_cache import plan_host_blocks
+from antiphon.services.engine.worker.capacity.kv_cache import (
+    Budget,
+    KvPlan,
+    bytes_per_block,
+    context_length,
+    plan_kv_cache,
+)
+from antiphon.services.engine.worker.capacity.memory import free_bytes, held_bytes
+from antiphon.services.engine.worker.capacity.profile import (
+    StepBounds,
+    StepBytes,
+    largest_step,
+    make_probe,
+    measure_step,
+)
+from antiphon.shared.config import EngineSettings
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ The number of host blocks is decided here at start-up. The core decides what eac
 import torch
 from torch import Tensor
 
-from services.engine.core.plan import StepPlan
-from services.engine.kernels.storage import as_moved
-from services.engine.models.description import DecoderDescription
-from services.engine.worker.capacity.kv_cache import KvCache, KvPlan, bytes_per_block
-from services.engine.worker.capacity.memory import free_bytes
-from shared.config import EngineSettings
-from shared.flags import SettingsError
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.kernels.storage import as_moved
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache, KvPlan, bytes_per_block
+from antiphon.services.engine.worker.capacity.memory import free_bytes
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
 DEFAULT_FREE_SHARE = 0.5

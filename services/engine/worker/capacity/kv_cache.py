@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.models.description import DecoderDescription
-from services.engine.worker.capacity.memory_advice import measures
-from shared.config import EngineSettings
-from shared.errors import ServiceError
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.memory_advice import measures
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 

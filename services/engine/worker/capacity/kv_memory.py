@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.kv.layout import KvLayout
-from services.engine.kv.pieces import Bytes, NativeCopy, PiecedBlocks
-from services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.kv.layout import KvLayout
+from antiphon.services.engine.kv.pieces import Bytes, NativeCopy, PiecedBlocks
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache
 
 
 class CacheMemory:

@@ -5,7 +5,7 @@ Called by the engine for the message of a start that fails for lack of memory.
 
 from typing import Literal, cast
 
-from shared.config import EngineSettings
+from antiphon.shared.config import EngineSettings
 
 Spelling = Literal["flags", "variables", "arguments"]
 """Options of a command line, environment variables of a container, or arguments of the offline API."""

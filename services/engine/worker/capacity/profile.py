@@ -16,21 +16,21 @@ from dataclasses import dataclass
 
 import torch
 
-from services.engine.core.plan import (
+from antiphon.services.engine.core.plan import (
     NewSequence,
     ScheduledSequence,
     StepPlan,
     default_batched_tokens,
     prompt_logprob_rows,
 )
-from services.engine.kernels.paged_attention import TILE_QUERIES
-from services.engine.models.description import DecoderDescription
-from services.engine.worker.batch.sampler import SLICE_BYTES
-from services.engine.worker.capacity.kv_cache import KvPlan, context_length
-from services.engine.worker.capacity.memory import peak_growth
-from shared import limits
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.kernels.paged_attention import TILE_QUERIES
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.batch.sampler import SLICE_BYTES
+from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, context_length
+from antiphon.services.engine.worker.capacity.memory import peak_growth
+from antiphon.shared import limits
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 CPU_TOKENS_MAX = 256
 CPU_ROWS_MAX = 32

@@ -1,7 +1,7 @@
 """Reads the weight files of a checkpoint: safetensors, PyTorch's `.bin` or GGUF files, one or several.
 
 Returns parameters one at a time, joined and converted, and checks beforehand that no tensor is missing or unused. No
-format executes code: the header of safetensors is checked by its library, that of GGUF by `shared.models.gguf_model`,
+format executes code: the header of safetensors is checked by its library, that of GGUF by `shared/models/gguf_model`,
 and `.bin` files are read with PyTorch's restricted reader, which builds tensors and refuses everything else. All
 formats are memory-mapped, so only the pages that are read take memory. Called by the weight loader.
 """
@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
-from services.engine.quantization.method import PreparedMethod
-from services.engine.quantization.weight import QuantizedWeight, stack
-from shared.errors import ServiceError
-from shared.settings.quantization import SMOOTHQUANT_FILE
+from antiphon.services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
+from antiphon.services.engine.quantization.method import PreparedMethod
+from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -175,8 +175,8 @@ class Checkpoint:
     def _opened(self, paths: list[Path]) -> Iterable[_File]:
         if paths[0].suffix == _GGUF:
             # Imported here because the package `gguf` is slow to import.
-            from services.engine.worker.loading.gguf_file import GgufFile
-            from shared.models.gguf_model.reader import GgufError
+            from antiphon.services.engine.worker.loading.gguf_file import GgufFile
+            from antiphon.shared.models.gguf_model.reader import GgufError
 
             try:
                 yield GgufFile(paths)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.engine.quantization.formats.gguf import blocks_name, plain
-from shared.models.gguf_model.reader import PLAIN_TYPES, GgufModel, GgufTensor, part_paths
+from antiphon.services.engine.quantization.formats.gguf import blocks_name, plain
+from antiphon.shared.models.gguf_model.reader import PLAIN_TYPES, GgufModel, GgufTensor, part_paths
 
 _MATRIX_DIMENSIONS, _STACK_DIMENSIONS = 2, 3
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

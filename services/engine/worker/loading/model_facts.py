@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from services.engine.models.registry import find_family, has_family
-from services.engine.worker.loading.model_files import read_config
-from shared.messages import ModelFacts
-from shared.settings.quantization import quantization_settings
+from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.messages import ModelFacts
+from antiphon.shared.settings.quantization import quantization_settings
 
 _FORMATS = {"safetensors": "*.safetensors", "pytorch": "pytorch_model*.bin", "gguf": "*.gguf"}
 """Patterns of the weight files. If a directory has several formats, the first one is read."""
@@ -44,7 +44,7 @@ def _num_parameters(config: dict[str, Any]) -> int:
 def _gguf_types(path: Path) -> Counter[str]:
     """Returns the number of parameters of each type in a GGUF file and its further parts."""
     # Imported here because the package gguf is needed for such files only.
-    from shared.models.gguf_model.reader import GgufModel
+    from antiphon.shared.models.gguf_model.reader import GgufModel
 
     types: Counter[str] = Counter()
     for tensor in GgufModel(path).tensors.values():

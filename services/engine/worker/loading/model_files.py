@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import msgspec
 
-from services.engine.models.config_fields import token_ids
-from services.engine.models.description import DecoderDescription
-from services.engine.models.registry import find_family, without_head
-from shared.errors import ServiceError
+from antiphon.services.engine.models.config_fields import token_ids
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.registry import find_family, without_head
+from antiphon.shared.errors import ServiceError
 
 SENTENCE_MODULES = "modules.json"
 """The file with which sentence-transformers lists the parts of an embedding model."""

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.engine.models.description import DecoderDescription
-from services.engine.models.layout import Parameter, ignored_names
-from services.engine.parallel.shard import ALONE, Shard, sharded, sharded_bias
-from services.engine.quantization.choice import WeightForm
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.loading.checkpoint import Checkpoint
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layout import Parameter, ignored_names
+from antiphon.services.engine.parallel.shard import ALONE, Shard, sharded, sharded_bias
+from antiphon.services.engine.quantization.choice import WeightForm
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 

@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.models.decoder import DecoderWeights, LayerWeights
-from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.layers.latent_attention import LatentWeights
-from services.engine.models.layers.linear import Linear, can_pack
-from services.engine.models.layers.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
-from services.engine.models.layers.norm import Norm
-from services.engine.models.layout import Parameter
-from services.engine.models.operations import TORCH_OPERATIONS, Operations
-from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.parallel.linear import Summed
-from services.engine.parallel.shard import is_summed, local_description
-from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
-from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.loading.parameters import ParameterReader, within_layer
+from antiphon.services.engine.models.decoder import DecoderWeights, LayerWeights
+from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layers.latent_attention import LatentWeights
+from antiphon.services.engine.models.layers.linear import Linear, can_pack
+from antiphon.services.engine.models.layers.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
+from antiphon.services.engine.models.layers.norm import Norm
+from antiphon.services.engine.models.layout import Parameter
+from antiphon.services.engine.models.operations import TORCH_OPERATIONS, Operations
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.parallel.linear import Summed
+from antiphon.services.engine.parallel.shard import is_summed, local_description
+from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
+from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.loading.parameters import ParameterReader, within_layer
 
 
 def load_weights(

@@ -1,12 +1,12 @@
 """The routes of the API, and its errors."""
 
-from services.gateway.apis.anthropic.endpoints import MessageEndpoints
-from services.gateway.apis.anthropic.errors import SCHEMA, error_body
-from services.gateway.apis.anthropic.schemas import CountTokensBody, MessagesBody
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.apis.anthropic.endpoints import MessageEndpoints
+from antiphon.services.gateway.apis.anthropic.errors import SCHEMA, error_body
+from antiphon.services.gateway.apis.anthropic.schemas import CountTokensBody, MessagesBody
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
 
 
 class TheApi(Api):

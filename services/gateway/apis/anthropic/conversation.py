@@ -9,9 +9,9 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from services.gateway.apis.anthropic import images
-from services.gateway.apis.anthropic.schemas import Content, InputMessage
-from services.gateway.apis.openai.bodies.content_blocks import (
+from antiphon.services.gateway.apis.anthropic import images
+from antiphon.services.gateway.apis.anthropic.schemas import Content, InputMessage
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import (
     ReadImage,
     block_text,
     check_fields,
@@ -20,10 +20,10 @@ from services.gateway.apis.openai.bodies.content_blocks import (
     content_text,
     joined_contents,
 )
-from services.gateway.apis.openai.bodies.sealed import unseal
-from services.gateway.edge.access.call import ignore
-from shared.request.checks import check_nesting, missing, refuse, unsupported
-from shared.request.conversation import ContentPart, FunctionCall, ToolCall, Turn
+from antiphon.services.gateway.apis.openai.bodies.sealed import unseal
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.shared.request.checks import check_nesting, missing, refuse, unsupported
+from antiphon.shared.request.conversation import ContentPart, FunctionCall, ToolCall, Turn
 
 TEXT = ("text",)
 _IMAGES: dict[str, ReadImage] = {images.TYPE: images.read}

@@ -5,20 +5,20 @@ Every error names the parameter of Anthropic's API.
 
 from typing import Any
 
-from services.gateway.apis.anthropic import conversation, thinking, tools
-from services.gateway.apis.anthropic.schemas import Content, CountTokensBody, MessagesBody
-from services.gateway.apis.openai.bodies import parameters
-from services.gateway.apis.openai.bodies.content_blocks import content_text
-from services.gateway.apis.openai.bodies.parameter_names import renamed
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.chat import ChatRequest, chat_request, follows_budget, tokenize_request
-from services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
-from services.gateway.edge.access.call import ignore
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from shared import limits
-from shared.config import GatewaySettings
-from shared.request.checks import missing, refuse
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.anthropic import conversation, thinking, tools
+from antiphon.services.gateway.apis.anthropic.schemas import Content, CountTokensBody, MessagesBody
+from antiphon.services.gateway.apis.openai.bodies import parameters
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import content_text
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import renamed
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.chat import ChatRequest, chat_request, follows_budget, tokenize_request
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.shared import limits
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.request.checks import missing, refuse
+from antiphon.shared.request.conversation import Turn
 
 _NAMES = {
     "stop": "stop_sequences",

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.anthropic.errors import error_body
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
-from services.gateway.apis.openai.answers.choices import Choice
-from services.gateway.apis.openai.bodies.sealed import seal
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
-from services.gateway.edge.http import sse
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.anthropic.errors import error_body
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
+from antiphon.services.gateway.apis.openai.answers.choices import Choice
+from antiphon.services.gateway.apis.openai.bodies.sealed import seal
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
+from antiphon.services.gateway.edge.http import sse
+from antiphon.shared.errors import ServiceError
 
 ID_PREFIX = "msg_"
 _encode = msgspec.json.Encoder().encode

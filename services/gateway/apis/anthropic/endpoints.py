@@ -3,13 +3,13 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.anthropic import convert, schemas, thinking
-from services.gateway.apis.anthropic.encoder import ID_PREFIX, MessageEncoder
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.request_context import Arrival, RequestContext
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.apis.anthropic import convert, schemas, thinking
+from antiphon.services.gateway.apis.anthropic.encoder import ID_PREFIX, MessageEncoder
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.request_context import Arrival, RequestContext
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import json_response
 
 _NO_EFFECT_ON_COUNT = frozenset(schemas.MessagesBody.__struct_fields__)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.anthropic.schemas import THREAD
-from services.gateway.edge.http.routing.openapi import ErrorSchema
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.anthropic.schemas import THREAD
+from antiphon.services.gateway.edge.http.routing.openapi import ErrorSchema
+from antiphon.shared.errors import ServiceError
 
 SCHEMA = ErrorSchema(
     "AnthropicError",

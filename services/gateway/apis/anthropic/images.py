@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from shared.request.checks import missing, refuse, unsupported
-from shared.request.conversation import NamedPart
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.shared.request.checks import missing, refuse, unsupported
+from antiphon.shared.request.conversation import NamedPart
 
 TYPE = "image"
 _BLOCK = frozenset({"type", "source"})

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
 
 Content = str | list[dict[str, Any]]
 """A text, or a list of content blocks. `convert` checks the blocks."""

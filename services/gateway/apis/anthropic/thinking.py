@@ -5,10 +5,10 @@ The model's template decides how it reasons; after the tokens of a budget the re
 
 from typing import Any, NamedTuple
 
-from services.gateway.apis.anthropic.schemas import CountTokensBody, MessagesBody
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from services.gateway.edge.access.call import ignore
-from shared.request.checks import missing, refuse
+from antiphon.services.gateway.apis.anthropic.schemas import CountTokensBody, MessagesBody
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.shared.request.checks import missing, refuse
 
 _FIELDS = frozenset({"type", "display", "budget_tokens"})
 _SWITCH = "enable_thinking"

@@ -6,11 +6,11 @@ Every error names the parameter of Anthropic's API.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from services.gateway.apis.anthropic import conversation
-from services.gateway.apis.anthropic.schemas import CountTokensBody
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from services.gateway.edge.access.call import ignore
-from shared.request.checks import missing, refuse
+from antiphon.services.gateway.apis.anthropic import conversation
+from antiphon.services.gateway.apis.anthropic.schemas import CountTokensBody
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.shared.request.checks import missing, refuse
 
 NAMES = {"tools[].function.parameters": "tools[].input_schema", "tools[].function": "tools[]"}
 """Maps the fields of a chat body that `tool_fields` returns to the parameters of this API, for error messages."""

@@ -1,11 +1,11 @@
 """The routes of the API."""
 
-from services.gateway.apis.native.endpoint import GenerateEndpoint
-from services.gateway.apis.native.schemas import EngineBody, GenerateBody
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.apis.native.endpoint import GenerateEndpoint
+from antiphon.services.gateway.apis.native.schemas import EngineBody, GenerateBody
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
 
 
 class TheApi(Api):

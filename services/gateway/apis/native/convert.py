@@ -10,20 +10,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.gateway.apis.native.schemas import EngineBody, EngineSampling, GenerateBody
-from services.gateway.apis.openai import completions
-from services.gateway.apis.openai.bodies.parameter_names import in_names
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.body import SamplingFields
-from services.gateway.apis.openai.chat import generation_request
-from services.gateway.apis.openai.completions import completion_request
-from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from shared import limits
-from shared.errors import ServiceError
-from shared.request.checks import check_token_ids, check_token_ids_len, given, missing, preprocess_s, refuse
-from shared.request.choices import check_num_sequences
-from shared.request.conversation import Turn, turns_of_history, with_system
+from antiphon.services.gateway.apis.native.schemas import EngineBody, EngineSampling, GenerateBody
+from antiphon.services.gateway.apis.openai import completions
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import in_names
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.body import SamplingFields
+from antiphon.services.gateway.apis.openai.chat import generation_request
+from antiphon.services.gateway.apis.openai.completions import completion_request
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, CompletionBody
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import check_token_ids, check_token_ids_len, given, missing, preprocess_s, refuse
+from antiphon.shared.request.choices import check_num_sequences
+from antiphon.shared.request.conversation import Turn, turns_of_history, with_system
 
 Conversation = list[Turn]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.native.convert import ClientFacts
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.choices import Choice
-from services.gateway.apis.openai.answers.timings import timings
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.edge.http.errors import error_body
-from shared.errors import ServiceError
-from shared.messages import PositionLogprobs
-from shared.request.outputs import (
+from antiphon.services.gateway.apis.native.convert import ClientFacts
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.choices import Choice
+from antiphon.services.gateway.apis.openai.answers.timings import timings
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.edge.http.errors import error_body
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import PositionLogprobs
+from antiphon.shared.request.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.apis.native.convert import client_facts, engine_request, text_request
-from services.gateway.apis.native.encoders import RequestOutputEncoder, TextEncoder, engine_error
-from services.gateway.apis.native.schemas import (
+from antiphon.services.gateway.apis.native.convert import client_facts, engine_request, text_request
+from antiphon.services.gateway.apis.native.encoders import RequestOutputEncoder, TextEncoder, engine_error
+from antiphon.services.gateway.apis.native.schemas import (
     ENGINE_DECODER,
     ENGINE_ONLY,
     GENERATE_DECODER,
@@ -19,17 +19,17 @@ from services.gateway.apis.native.schemas import (
     EngineSampling,
     GenerateBody,
 )
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.parameter_names import in_names
-from services.gateway.apis.openai.request_context import Arrival, RequestContext
-from services.gateway.apis.openai.serving import ResponseRunner, Serving, StreamedAnswer
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.errors import as_service_error, error_response
-from services.gateway.edge.http.json_response import encoded_response
-from services.gateway.edge.http.request_body import RawFields, read_body, read_fields
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from shared.errors import ServiceError
-from shared.request.checks import check_request_id, refuse
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import in_names
+from antiphon.services.gateway.apis.openai.request_context import Arrival, RequestContext
+from antiphon.services.gateway.apis.openai.serving import ResponseRunner, Serving, StreamedAnswer
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.errors import as_service_error, error_response
+from antiphon.services.gateway.edge.http.json_response import encoded_response
+from antiphon.services.gateway.edge.http.request_body import RawFields, read_body, read_fields
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import check_request_id, refuse
 
 _RULES = request_fields.OPENAI._replace(
     hints=frozenset({"user"}),

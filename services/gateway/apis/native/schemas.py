@@ -2,8 +2,8 @@
 
 import msgspec
 
-from services.gateway.apis.openai.body import SamplingFields
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.openai.body import SamplingFields
+from antiphon.shared.request.conversation import Turn
 
 
 class GenerateBody(SamplingFields, kw_only=True):

@@ -1,14 +1,14 @@
 """The routes of the API, and its errors."""
 
-from services.gateway.apis.ollama import schemas
-from services.gateway.apis.ollama.embed import OllamaEmbedEndpoints
-from services.gateway.apis.ollama.endpoints import OllamaEndpoints
-from services.gateway.apis.ollama.errors import SCHEMA, error_body
-from services.gateway.apis.ollama.library import OllamaLibraryEndpoints
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.apis.ollama import schemas
+from antiphon.services.gateway.apis.ollama.embed import OllamaEmbedEndpoints
+from antiphon.services.gateway.apis.ollama.endpoints import OllamaEndpoints
+from antiphon.services.gateway.apis.ollama.errors import SCHEMA, error_body
+from antiphon.services.gateway.apis.ollama.library import OllamaLibraryEndpoints
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
 
 _MODEL = Body(schemas.OllamaModelBody, ("model",))
 

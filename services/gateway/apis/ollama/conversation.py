@@ -8,10 +8,10 @@ result.
 
 from collections.abc import Sequence
 
-from services.gateway.apis.ollama.schemas import OllamaMessage, OllamaToolCall
-from services.gateway.apis.openai.bodies.content_blocks import Content, content_of
-from shared.request.checks import check_nesting, refuse, unsupported
-from shared.request.conversation import ContentPart, FunctionCall, NamedPart, ToolCall, Turn
+from antiphon.services.gateway.apis.ollama.schemas import OllamaMessage, OllamaToolCall
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import Content, content_of
+from antiphon.shared.request.checks import check_nesting, refuse, unsupported
+from antiphon.shared.request.conversation import ContentPart, FunctionCall, NamedPart, ToolCall, Turn
 
 
 def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:

@@ -8,20 +8,20 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.gateway.apis.ollama import options
-from services.gateway.apis.ollama.conversation import turns_of, with_images
-from services.gateway.apis.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
-from services.gateway.apis.openai.bodies import parameters
-from services.gateway.apis.openai.bodies.parameter_names import renamed
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.chat import ChatRequest, asked_logprobs, chat_request
-from services.gateway.apis.openai.completions import completion_request
-from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
-from services.gateway.apis.openai.tools.answer_format import reasoning_format
-from services.gateway.path.generation import ModelCard
-from shared.config import GatewaySettings
-from shared.request.checks import refuse, unsupported
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.ollama import options
+from antiphon.services.gateway.apis.ollama.conversation import turns_of, with_images
+from antiphon.services.gateway.apis.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
+from antiphon.services.gateway.apis.openai.bodies import parameters
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import renamed
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.chat import ChatRequest, asked_logprobs, chat_request
+from antiphon.services.gateway.apis.openai.completions import completion_request
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, CompletionBody
+from antiphon.services.gateway.apis.openai.tools.answer_format import reasoning_format
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.request.checks import refuse, unsupported
+from antiphon.shared.request.conversation import Turn
 
 _FORMAT = "format"
 _EFFORTS = ("low", "medium", "high")

@@ -8,19 +8,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.ollama import schemas
-from services.gateway.apis.ollama.lookup import find, read
-from services.gateway.apis.openai.bodies.parameter_names import renamed
-from services.gateway.apis.openai.pooling import requests, runner
-from services.gateway.apis.openai.pooling.endpoints import in_turns
-from services.gateway.apis.openai.pooling.schemas import EmbeddingBody
-from services.gateway.apis.openai.request_context import Arrival
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.call import ignore
-from services.gateway.edge.http.json_response import encoded_response
-from services.gateway.path.generation import ModelCard
-from shared.parameters.pooling import unpack_vector
-from shared.request.checks import given
+from antiphon.services.gateway.apis.ollama import schemas
+from antiphon.services.gateway.apis.ollama.lookup import find, read
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import renamed
+from antiphon.services.gateway.apis.openai.pooling import requests, runner
+from antiphon.services.gateway.apis.openai.pooling.endpoints import in_turns
+from antiphon.services.gateway.apis.openai.pooling.schemas import EmbeddingBody
+from antiphon.services.gateway.apis.openai.request_context import Arrival
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.edge.http.json_response import encoded_response
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.parameters.pooling import unpack_vector
+from antiphon.shared.request.checks import given
 
 _NANOSECONDS = 1_000_000_000
 _AS_MUCH_AS_FITS = -1

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.gateway.apis.ollama.errors import error_body
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
-from services.gateway.apis.openai.answers.choices import Choice
-from services.gateway.apis.openai.answers.logprobs import chat_logprobs
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
-from shared.errors import ServiceError
-from shared.messages import PositionLogprobs
+from antiphon.services.gateway.apis.ollama.errors import error_body
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
+from antiphon.services.gateway.apis.openai.answers.choices import Choice
+from antiphon.services.gateway.apis.openai.answers.logprobs import chat_logprobs
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import PositionLogprobs
 
 Form = Literal["chat", "generate"]
 CONTENT_TYPE = b"application/x-ndjson"

@@ -3,17 +3,17 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.ollama import convert, models, schemas
-from services.gateway.apis.ollama.encoder import Form, LineEncoder, common_fields, message
-from services.gateway.apis.ollama.lookup import find, read
-from services.gateway.apis.ollama.schemas import OllamaFields
-from services.gateway.apis.openai.chat import ChatRequest
-from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.call import ignore
-from services.gateway.edge.http.json_response import json_response
-from services.gateway.path.generation import ModelCard
-from shared.request.checks import given
+from antiphon.services.gateway.apis.ollama import convert, models, schemas
+from antiphon.services.gateway.apis.ollama.encoder import Form, LineEncoder, common_fields, message
+from antiphon.services.gateway.apis.ollama.lookup import find, read
+from antiphon.services.gateway.apis.ollama.schemas import OllamaFields
+from antiphon.services.gateway.apis.openai.chat import ChatRequest
+from antiphon.services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.request.checks import given
 
 
 class OllamaEndpoints:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from services.gateway.edge.http.routing.openapi import ErrorSchema
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http.routing.openapi import ErrorSchema
+from antiphon.shared.errors import ServiceError
 
 SCHEMA = ErrorSchema(
     "OllamaError", {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}

@@ -10,13 +10,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.ollama import models, schemas
-from services.gateway.apis.ollama.encoder import CONTENT_TYPE
-from services.gateway.apis.ollama.lookup import find, read
-from services.gateway.edge.http.json_response import json_response
-from services.gateway.path.generation import Backend
-from shared.errors import ServiceError
-from shared.request.checks import given
+from antiphon.services.gateway.apis.ollama import models, schemas
+from antiphon.services.gateway.apis.ollama.encoder import CONTENT_TYPE
+from antiphon.services.gateway.apis.ollama.lookup import find, read
+from antiphon.services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.path.generation import Backend
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import given
 
 _CHOSEN = (
     "models are chosen when the server starts ('antiphon serve --model NAME'), or later by 'antiphon models set', "

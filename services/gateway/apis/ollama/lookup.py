@@ -3,13 +3,13 @@
 import msgspec
 from starlette.requests import Request
 
-from services.gateway.apis.ollama.models import DEFAULT_TAG
-from services.gateway.apis.ollama.schemas import RULES
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.request_fields import FieldRules, T
-from services.gateway.edge.http import request_body
-from services.gateway.path.generation import Backend, ModelCard
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.ollama.models import DEFAULT_TAG
+from antiphon.services.gateway.apis.ollama.schemas import RULES
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules, T
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.path.generation import Backend, ModelCard
+from antiphon.shared.errors import ServiceError
 
 
 async def read(request: Request, decoder: "msgspec.json.Decoder[T]", rules: FieldRules = RULES) -> T:

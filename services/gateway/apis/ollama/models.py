@@ -8,11 +8,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.apis.ollama.encoder import timestamp
-from services.gateway.apis.openai.tools.answer_format import knows_calls, reasoning_format
-from services.gateway.path.generation import ModelCard
-from shared.config import GatewaySettings
-from shared.version import __version__
+from antiphon.services.gateway.apis.ollama.encoder import timestamp
+from antiphon.services.gateway.apis.openai.tools.answer_format import knows_calls, reasoning_format
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.version import __version__
 
 DEFAULT_TAG = ":latest"
 """Ollama's clients add this tag to a name without one."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.parameter_names import in_names
-from services.gateway.apis.openai.bodies.request_fields import FieldRules
-from services.gateway.apis.openai.body import SamplerFields
-from services.gateway.edge.access.call import ignore
-from services.gateway.edge.http.request_body import read_body, read_fields
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import in_names
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules
+from antiphon.services.gateway.apis.openai.body import SamplerFields
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.edge.http.request_body import read_body, read_fields
+from antiphon.shared.errors import ServiceError
 
 _RANDOM_SEED = -1
 _ALL_TOKENS = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True):
@@ -70,7 +70,7 @@ class OllamaChatBody(OllamaFields, kw_only=True):
 
     messages: list[OllamaMessage] | None = None
     tools: list[Any] | None = None
-    """Functions that the model may call, in OpenAI's form, see `shared.request.tools`."""
+    """Functions that the model may call, in OpenAI's form, see `antiphon.shared.request.tools`."""
 
 
 class OllamaGenerateBody(OllamaFields, kw_only=True):

@@ -1,16 +1,22 @@
 """The routes of the API, and those that clients of other servers know."""
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.chat import ChatEndpoint
-from services.gateway.apis.openai.completions import CompletionEndpoint
-from services.gateway.apis.openai.invocations import InvocationEndpoint
-from services.gateway.apis.openai.pooling.endpoints import PoolingEndpoints
-from services.gateway.apis.openai.pooling.schemas import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
-from services.gateway.apis.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from services.gateway.apis.openai.service_endpoints import ServiceEndpoints
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.chat import ChatEndpoint
+from antiphon.services.gateway.apis.openai.completions import CompletionEndpoint
+from antiphon.services.gateway.apis.openai.invocations import InvocationEndpoint
+from antiphon.services.gateway.apis.openai.pooling.endpoints import PoolingEndpoints
+from antiphon.services.gateway.apis.openai.pooling.schemas import (
+    ClassifyBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from antiphon.services.gateway.apis.openai.service_endpoints import ServiceEndpoints
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
 
 _CHAT = Body(ChatBody, ("messages",))
 

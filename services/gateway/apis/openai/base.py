@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.errors import ErrorFormat
-from services.gateway.edge.http.routing.openapi import ErrorSchema
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.path.guest import Lifetime
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.errors import ErrorFormat
+from antiphon.services.gateway.edge.http.routing.openapi import ErrorSchema
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.path.guest import Lifetime
 
 
 class Api(Lifetime):
-    """One API, a folder in `services.gateway.apis`, or the routes of a guest, in its folder.
+    """One API, a folder in `antiphon.services.gateway.apis`, or the routes of a guest, in its folder.
 
     The class attributes are keyed by the beginning of paths.
     """

@@ -12,29 +12,34 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai import schemas
-from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
-from services.gateway.apis.openai.bodies import parameters, request_fields
-from services.gateway.apis.openai.bodies.image_parts import results_in_words, take_into
-from services.gateway.apis.openai.bodies.parameters import DEFAULTS, EndpointDefaults, RequestDefaults
-from services.gateway.apis.openai.request_context import Arrival
-from services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format, reasoning_format, tool_format
-from services.gateway.apis.openai.tools.forced_calls import forced_calls
-from services.gateway.apis.openai.tools.strict_calls import strict_calls
-from services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice, tool_choice
-from services.gateway.edge.access.call import ignore
-from services.gateway.edge.http import request_body
-from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
-from shared import limits
-from shared.config import GatewaySettings
-from shared.parameters.sampling import SamplingParams
-from shared.request import checks, conversation
-from shared.request.checks import given, refuse
-from shared.request.images import ImageInput, check_images
-from shared.request.structured import Constraint
-from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
+from antiphon.services.gateway.apis.openai import schemas
+from antiphon.services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from antiphon.services.gateway.apis.openai.bodies import parameters, request_fields
+from antiphon.services.gateway.apis.openai.bodies.image_parts import results_in_words, take_into
+from antiphon.services.gateway.apis.openai.bodies.parameters import DEFAULTS, EndpointDefaults, RequestDefaults
+from antiphon.services.gateway.apis.openai.request_context import Arrival
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.apis.openai.tools.answer_format import (
+    AnswerFormat,
+    answer_format,
+    reasoning_format,
+    tool_format,
+)
+from antiphon.services.gateway.apis.openai.tools.forced_calls import forced_calls
+from antiphon.services.gateway.apis.openai.tools.strict_calls import strict_calls
+from antiphon.services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice, tool_choice
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request import checks, conversation
+from antiphon.shared.request.checks import given, refuse
+from antiphon.shared.request.images import ImageInput, check_images
+from antiphon.shared.request.structured import Constraint
+from antiphon.shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 
 _BUDGET, _NO_BUDGET = "thinking_token_budget", -1
 _ROLE = attrgetter("role")

@@ -8,18 +8,18 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai import schemas
-from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
-from services.gateway.apis.openai.bodies import parameters, request_fields
-from services.gateway.apis.openai.bodies.parameters import DEFAULTS, EndpointDefaults, RequestDefaults
-from services.gateway.apis.openai.request_context import Arrival
-from services.gateway.apis.openai.schemas import CompletionBody
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http import request_body
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from shared import limits
-from shared.request import checks
-from shared.request.checks import given, refuse
+from antiphon.services.gateway.apis.openai import schemas
+from antiphon.services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from antiphon.services.gateway.apis.openai.bodies import parameters, request_fields
+from antiphon.services.gateway.apis.openai.bodies.parameters import DEFAULTS, EndpointDefaults, RequestDefaults
+from antiphon.services.gateway.apis.openai.request_context import Arrival
+from antiphon.services.gateway.apis.openai.schemas import CompletionBody
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.shared import limits
+from antiphon.shared.request import checks
+from antiphon.shared.request.checks import given, refuse
 
 MAX_TOKENS = 16
 """Default of `max_tokens`."""

@@ -6,13 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from services.gateway.apis.openai.chat import ChatEndpoint
-from services.gateway.apis.openai.completions import CompletionEndpoint
-from services.gateway.apis.openai.pooling.endpoints import PoolingEndpoints
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.request_body import read_fields
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.chat import ChatEndpoint
+from antiphon.services.gateway.apis.openai.completions import CompletionEndpoint
+from antiphon.services.gateway.apis.openai.pooling.endpoints import PoolingEndpoints
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.request_body import read_fields
+from antiphon.shared.errors import ServiceError
 
 
 class InvocationEndpoint:

@@ -5,8 +5,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from shared.errors import ServiceError
-from shared.request.checks import refuse
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import refuse
 
 PAGE_MAX = 100
 """Maximum number of objects in one page, if the endpoint sets no other one, as in OpenAI's API."""

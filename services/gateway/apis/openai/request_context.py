@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
 
 Kind = Literal["completion", "chat"]
 ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}

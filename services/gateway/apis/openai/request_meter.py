@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.path.generation import SequenceUpdate
-from shared.observability import telemetry
-from shared.observability.telemetry import Attribute, Names
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Attribute, Names
 
 _OPERATION = {"completion": Names.TEXT_COMPLETION, "chat": Names.CHAT}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.body import GenerationFields
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.openai.body import GenerationFields
+from antiphon.shared.request.conversation import Turn
 
 
 class CompletionBody(GenerationFields, kw_only=True):
@@ -28,7 +28,7 @@ class ChatBody(GenerationFields, kw_only=True):
 
     messages: list[Turn] | None = None
     tools: list[Any] | None = None
-    """Functions that the model may call, see `shared.request.tools`."""
+    """Functions that the model may call, see `antiphon.shared.request.tools`."""
     tool_choice: str | dict[str, Any] | None = None
     """`none`, `auto`, `required`, or `{"type": "function", "function": {"name": …}}`."""
     functions: list[Any] | None = None
@@ -40,7 +40,7 @@ class ChatBody(GenerationFields, kw_only=True):
     include_reasoning: bool | None = None
     """Whether the answer shows the model's reasoning. Default: yes."""
     reasoning_effort: str | None = None
-    """How much the model is to reason. Only the chat template interprets it; see `shared.request.tools`."""
+    """How much the model is to reason. Only the chat template interprets it; see `antiphon.shared.request.tools`."""
     thinking_token_budget: int | None = None
     """Largest number of tokens of the model's reasoning, which is ended there; -1: no limit."""
     documents: list[Any] | None = None

@@ -5,19 +5,19 @@ from collections.abc import Callable, Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai import schemas
-from services.gateway.apis.openai.answers import full_response as responses
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.chat import tokenize_request
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import encoded_response, json_response
-from services.gateway.edge.metrics import CONTENT_TYPE, GatewayMetrics
-from services.gateway.path.generation import Backend
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat
-from shared.request.checks import check_token_ids, missing
-from shared.version import __version__
+from antiphon.services.gateway.apis.openai import schemas
+from antiphon.services.gateway.apis.openai.answers import full_response as responses
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.chat import tokenize_request
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import encoded_response, json_response
+from antiphon.services.gateway.edge.metrics import CONTENT_TYPE, GatewayMetrics
+from antiphon.services.gateway.path.generation import Backend
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineStatus, Heartbeat
+from antiphon.shared.request.checks import check_token_ids, missing
+from antiphon.shared.version import __version__
 
 
 class ServiceEndpoints:

@@ -18,22 +18,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
-from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.body import GenerationFields, StreamOptions
-from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext, Resumption
-from services.gateway.apis.openai.request_meter import RequestMeter, RequestTrace
-from services.gateway.edge.access.call import current_call
-from services.gateway.edge.http import sse
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, unless_gone
-from services.gateway.edge.http.errors import as_service_error
-from services.gateway.edge.http.json_response import encoded_response
-from services.gateway.edge.http.routing.direct_route import Endpoint
-from services.gateway.edge.http.server.connection import CLOSE
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.path.generation import (
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
+from antiphon.services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.body import GenerationFields, StreamOptions
+from antiphon.services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext, Resumption
+from antiphon.services.gateway.apis.openai.request_meter import RequestMeter, RequestTrace
+from antiphon.services.gateway.edge.access.call import current_call
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, unless_gone
+from antiphon.services.gateway.edge.http.errors import as_service_error
+from antiphon.services.gateway.edge.http.json_response import encoded_response
+from antiphon.services.gateway.edge.http.routing.direct_route import Endpoint
+from antiphon.services.gateway.edge.http.server.connection import CLOSE
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.path.generation import (
     Backend,
     Generation,
     GenerationRequest,
@@ -41,14 +41,14 @@ from services.gateway.path.generation import (
     ResumedOutput,
     SequenceUpdate,
 )
-from services.gateway.path.guest import Guests
-from shared.codec import unpack_ids
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.models.image_models import image_limit
-from shared.observability import telemetry
-from shared.request import checks
-from shared.request.sampling_fields import seeds_of
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.shared.codec import unpack_ids
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.image_models import image_limit
+from antiphon.shared.observability import telemetry
+from antiphon.shared.request import checks
+from antiphon.shared.request.sampling_fields import seeds_of
 
 LAST_EVENT_ID = "last-event-id"
 """Header with the position at which a client resumes a stream."""

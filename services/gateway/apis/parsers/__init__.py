@@ -16,7 +16,7 @@ Whole and streamed answers use the same code: `OutputParser.feed` takes text in 
 | `pythonic`         | calls in Python's syntax                                                |
 | `named_call`       | output that is nothing but the arguments of one call                    |
 
-The reasoning is separated by `shared.text.reasoning`, which the offline `LLM` uses as well.
+The reasoning is separated by `antiphon.shared.text.reasoning`, which the offline `LLM` uses as well.
 
 A parser never loses text: text that looks like a call but is not one is returned as content. Only the whitespace around
 a call is dropped.

@@ -11,10 +11,22 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 
-from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, Tag, TaggedText
-from shared.request.checks import refuse
-from shared.request.schemas.relaxation import relaxed
-from shared.request.tools import tool_name, tool_parameters
+from antiphon.shared.parameters.tagged_text import (
+    Chain,
+    Choice,
+    Json,
+    Literal,
+    Name,
+    Piece,
+    Raw,
+    Repeat,
+    Space,
+    Tag,
+    TaggedText,
+)
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.schemas.relaxation import relaxed
+from antiphon.shared.request.tools import tool_name, tool_parameters
 
 _SPACE = Space()
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"

@@ -1,18 +1,23 @@
 """The formats of tool calls and of reasoning, by the names of the settings `--tool-call-parser`, `--reasoning-parser`.
 
 Tokenizers announce the same names when they recognise a model's chat template
-(`shared.text.templates.template_formats`).
+(`antiphon.shared.text.templates.template_formats`).
 """
 
 from dataclasses import dataclass
 
-from services.gateway.apis.parsers import call_grammars
-from services.gateway.apis.parsers.call_grammars import CallGrammar, OnlyCalls
-from services.gateway.apis.parsers.json_formats import DeepseekV3Parser, HermesParser, Llama3JsonParser, MistralParser
-from services.gateway.apis.parsers.pythonic import PythonicParser
-from services.gateway.apis.parsers.tagged_arguments import Glm45Parser, Qwen3CoderParser
-from services.gateway.apis.parsers.tool_parser import ToolParser
-from shared.text.reasoning import CLOSING, OPENING
+from antiphon.services.gateway.apis.parsers import call_grammars
+from antiphon.services.gateway.apis.parsers.call_grammars import CallGrammar, OnlyCalls
+from antiphon.services.gateway.apis.parsers.json_formats import (
+    DeepseekV3Parser,
+    HermesParser,
+    Llama3JsonParser,
+    MistralParser,
+)
+from antiphon.services.gateway.apis.parsers.pythonic import PythonicParser
+from antiphon.services.gateway.apis.parsers.tagged_arguments import Glm45Parser, Qwen3CoderParser
+from antiphon.services.gateway.apis.parsers.tool_parser import ToolParser
+from antiphon.shared.text.reasoning import CLOSING, OPENING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

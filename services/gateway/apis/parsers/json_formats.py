@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.gateway.apis.parsers.reader import Steps
-from services.gateway.apis.parsers.tool_parser import ToolParser
+from antiphon.services.gateway.apis.parsers.reader import Steps
+from antiphon.services.gateway.apis.parsers.tool_parser import ToolParser
 
 
 class HermesParser(ToolParser):

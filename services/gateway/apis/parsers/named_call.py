@@ -1,6 +1,6 @@
 """Parser for output that consists only of a call's arguments, because `tool_choice` names the function."""
 
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Event
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Event
 
 
 class NamedCallParser:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
-from shared.text.reasoning import Parts, ReasoningSplitter
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
+from antiphon.shared.text.reasoning import Parts, ReasoningSplitter
 
 
 class CallParser(Protocol):

@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.gateway.apis.parsers.reader import NotACallError, Steps
-from services.gateway.apis.parsers.tool_parser import ToolParser
+from antiphon.services.gateway.apis.parsers.reader import NotACallError, Steps
+from antiphon.services.gateway.apis.parsers.tool_parser import ToolParser
 
 _BETWEEN = re.compile(r"[^\"'()\[\]{}]*")
 _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}

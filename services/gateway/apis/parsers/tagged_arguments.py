@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.parsers.reader import NotACallError, Steps
-from services.gateway.apis.parsers.tool_parser import ToolParser
-from shared.request.tools import tool_parameters
+from antiphon.services.gateway.apis.parsers.reader import NotACallError, Steps
+from antiphon.services.gateway.apis.parsers.tool_parser import ToolParser
+from antiphon.shared.request.tools import tool_parameters
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 

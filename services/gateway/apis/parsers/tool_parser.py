@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, joined
-from services.gateway.apis.parsers.reader import EndedError, NotACallError, Reader, Steps
-from shared.request.tools import tool_name
-from shared.text.reasoning import num_begun
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, joined
+from antiphon.services.gateway.apis.parsers.reader import EndedError, NotACallError, Reader, Steps
+from antiphon.shared.request.tools import tool_name
+from antiphon.shared.text.reasoning import num_begun
 
 _ARGUMENTS = ("arguments", "parameters")
 """Names of the member of a call that holds its arguments."""

@@ -2,7 +2,7 @@
 
 | module              | what it does                                                                            |
 |---------------------|-----------------------------------------------------------------------------------------|
-| `key_file`          | reads the file of API keys (`shared.security.api_keys`) when it changes                 |
+| `key_file`          | reads the file of API keys (`shared/security/api_keys.py`) when it changes              |
 | `call`              | the HTTP request in progress: its key and the headers that concern access               |
 | `guard`             | the backend restricted to one key's models and limits; all endpoints use it             |
 | `quotas`, `account` | limits that hold for all gateways together                                              |

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from shared import limits
-from shared.security.api_keys import ApiKey
+from antiphon.shared import limits
+from antiphon.shared.security.api_keys import ApiKey
 
 MINUTE_S = 60.0
 SKEW_S = 5.0

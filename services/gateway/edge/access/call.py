@@ -21,11 +21,11 @@ from typing import Any
 
 from starlette.types import Scope
 
-from services.gateway.edge.access.reservation import QuotaReservation
-from services.gateway.edge.access.turns import Turn
-from services.gateway.path.generation import Caller
-from shared import limits
-from shared.security.api_keys import ANONYMOUS, ApiKey
+from antiphon.services.gateway.edge.access.reservation import QuotaReservation
+from antiphon.services.gateway.edge.access.turns import Turn
+from antiphon.services.gateway.path.generation import Caller
+from antiphon.shared import limits
+from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey
 
 log = logging.getLogger(__name__)
 _ID_LENGTH = 22

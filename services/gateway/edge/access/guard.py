@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
-from services.gateway.edge.access.call import Call, current_call
-from services.gateway.edge.access.quotas import KeyQuota, Quotas
-from services.gateway.edge.access.reservation import QuotaReservation
-from services.gateway.edge.access.usage import UsageLedger
-from services.gateway.path.generation import (
+from antiphon.services.gateway.edge.access.call import Call, current_call
+from antiphon.services.gateway.edge.access.quotas import KeyQuota, Quotas
+from antiphon.services.gateway.edge.access.reservation import QuotaReservation
+from antiphon.services.gateway.edge.access.usage import UsageLedger
+from antiphon.services.gateway.path.generation import (
     FLEX,
     Backend,
     Client,
@@ -26,12 +26,12 @@ from services.gateway.path.generation import (
     SequenceUpdate,
     TokenCounts,
 )
-from services.gateway.path.record import BeginRecord, RequestFacts, not_recorded
-from services.gateway.path.sequence_state import SequenceState
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import UsageOutcome, UsageRecord
-from shared.security.api_keys import ANONYMOUS, ApiKey
+from antiphon.services.gateway.path.record import BeginRecord, RequestFacts, not_recorded
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import UsageOutcome, UsageRecord
+from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey
 
 CHARS_PER_TOKEN = 4
 """Characters per token, to estimate the number of a prompt's tokens before it is tokenized. When the request has ended,

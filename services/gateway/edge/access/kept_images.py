@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from services.gateway.edge.access.log_part import GatewayLogs
-from shared import limits
-from shared.deployment import stores
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs
+from antiphon.shared import limits
+from antiphon.shared.deployment import stores
 
 
 class KeptImage(msgspec.Struct, frozen=True, array_like=True):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from shared.flags import SettingsError
-from shared.security.api_keys import ApiKey, read_keys
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.security.api_keys import ApiKey, read_keys
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0

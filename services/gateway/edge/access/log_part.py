@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared import limits
-from shared.actors.background import Background
-from shared.actors.fair_work import leaves_room
-from shared.actors.host import Host
-from shared.bus.durable_log import DurableLog, LogConfig, LogUnavailableError, Storage
-from shared.structures.kept import Kept
+from antiphon.shared import limits
+from antiphon.shared.actors.background import Background
+from antiphon.shared.actors.fair_work import leaves_room
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.durable_log import DurableLog, LogConfig, LogUnavailableError, Storage
+from antiphon.shared.structures.kept import Kept
 
 log = logging.getLogger(__name__)
 _OVERHEAD_BYTES = 128

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.edge.access.account import (
+from antiphon.services.gateway.edge.access.account import (
     Account,
     Amounts,
     Grant,
@@ -26,11 +26,11 @@ from services.gateway.edge.access.account import (
     refilled,
     seconds_until_full,
 )
-from shared import limits
-from shared.bus.key_value import KeyValueStore, StoreUnavailableError
-from shared.clock import Clock
-from shared.errors import ServiceError
-from shared.security.api_keys import ApiKey
+from antiphon.shared import limits
+from antiphon.shared.bus.key_value import KeyValueStore, StoreUnavailableError
+from antiphon.shared.clock import Clock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.api_keys import ApiKey
 
 log = logging.getLogger(__name__)
 _DECODER = msgspec.msgpack.Decoder(Account)

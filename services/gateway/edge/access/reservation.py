@@ -1,6 +1,6 @@
 """A request's part of the limits of its API key, from its admission to its end."""
 
-from services.gateway.edge.access.quotas import Admission, KeyQuota
+from antiphon.services.gateway.edge.access.quotas import Admission, KeyQuota
 
 
 class QuotaReservation:

@@ -3,7 +3,7 @@
 From its headers until its prompt waits for an engine, a request needs milliseconds of the gateway's one thread. Without
 turns, a request that arrives after two hundred requests of another key would wait until the thread has worked on all of
 them. In the same way, the queue for engines shares the engines' tokens between keys
-(`services.gateway.path.placement`).
+(`antiphon.services.gateway.path.placement`).
 
 A turn ends when its request has been prepared, or after `TURN_S`, because a request may also wait for its body or for
 another service, and needs no time of the thread meanwhile. The HTTP edge begins turns; a request that is prepared ends
@@ -13,8 +13,8 @@ its own (`Caller.prepared`).
 import asyncio
 import time
 
-from shared import limits
-from shared.actors.fair_work import FairPlaces
+from antiphon.shared import limits
+from antiphon.shared.actors.fair_work import FairPlaces
 
 
 class Turn:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from shared import limits
-from shared.messages import UsageRecord
+from antiphon.shared import limits
+from antiphon.shared.messages import UsageRecord
 
 log = logging.getLogger(__name__)
 Deliver = Callable[[Sequence[UsageRecord]], Awaitable[None]]

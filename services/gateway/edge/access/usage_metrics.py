@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.edge.access.usage import UsageLedger
+from antiphon.services.gateway.edge.access.usage import UsageLedger
 
 
 class UsageCollector(Collector):

@@ -17,13 +17,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
-from services.gateway.edge.access.usage import DeliveryError
-from shared.bus.transport import Transport
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.messages import UsageRecord
-from shared.version import __version__
+from antiphon.services.gateway.edge.access.usage import DeliveryError
+from antiphon.shared.bus.transport import Transport
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import UsageRecord
+from antiphon.shared.version import __version__
 
 WEBHOOK_TIMEOUT_S = 10.0
 _FILE = "file:"

@@ -6,9 +6,9 @@ batch. A generation reserves its tokens, and places for its further sequences, w
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.edge.access.call import current_call, route_path
-from services.gateway.edge.access.quotas import Quotas
-from services.gateway.edge.access.reservation import QuotaReservation
+from antiphon.services.gateway.edge.access.call import current_call, route_path
+from antiphon.services.gateway.edge.access.quotas import Quotas
+from antiphon.services.gateway.edge.access.reservation import QuotaReservation
 
 _SEARCH = "/v1/requests"
 _CANCEL = "/cancel"

@@ -9,9 +9,9 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.security.api_keys import ANONYMOUS, ApiKey, Scope, digest, launcher_keys, listed_keys
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey, Scope, digest, launcher_keys, listed_keys
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 _CONSOLE_PATH, _CONSOLE_PREFIX = "/", "/console/"

@@ -18,10 +18,10 @@ import socket
 from collections.abc import Mapping
 from functools import lru_cache
 
-from services.gateway.edge.http.auth import OPEN_PATHS, is_for_admins, is_page
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.flags import json_words
+from antiphon.services.gateway.edge.http.auth import OPEN_PATHS, is_for_admins, is_page
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import json_words
 
 _CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
 """Names by which containers of Docker and Podman reach their host. No name server of the Internet knows them."""

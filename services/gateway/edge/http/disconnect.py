@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from starlette.types import Receive
 
-from shared.errors import ServiceError
+from antiphon.shared.errors import ServiceError
 
 T = TypeVar("T")
 

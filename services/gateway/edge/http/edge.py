@@ -11,22 +11,30 @@ from collections.abc import Collection, Iterator, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.edge.access.call import Call, Strictness, call_of, current_call, new_id, route_path, serving
-from services.gateway.edge.access.quotas import Quotas
-from services.gateway.edge.access.turns import Turns
-from services.gateway.edge.http.admission import Admission
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.browsers import BrowserRules
-from services.gateway.edge.http.errors import ErrorFormats, as_service_error, error_response
-from services.gateway.edge.http.idempotency import REPEATED, Idempotency
-from services.gateway.edge.http.in_process import INTERNAL
-from services.gateway.edge.http.request_body import HeldBody
-from services.gateway.edge.http.server.web_socket import SOCKET, HeldMessages
-from services.gateway.edge.metrics import GatewayMetrics
-from shared import limits
-from shared.actors.fair_work import Shares
-from shared.errors import ServiceError
-from shared.security.api_keys import ANONYMOUS, ApiKey
+from antiphon.services.gateway.edge.access.call import (
+    Call,
+    Strictness,
+    call_of,
+    current_call,
+    new_id,
+    route_path,
+    serving,
+)
+from antiphon.services.gateway.edge.access.quotas import Quotas
+from antiphon.services.gateway.edge.access.turns import Turns
+from antiphon.services.gateway.edge.http.admission import Admission
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.browsers import BrowserRules
+from antiphon.services.gateway.edge.http.errors import ErrorFormats, as_service_error, error_response
+from antiphon.services.gateway.edge.http.idempotency import REPEATED, Idempotency
+from antiphon.services.gateway.edge.http.in_process import INTERNAL
+from antiphon.services.gateway.edge.http.request_body import HeldBody
+from antiphon.services.gateway.edge.http.server.web_socket import SOCKET, HeldMessages
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.shared import limits
+from antiphon.shared.actors.fair_work import Shares
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey
 
 REQUEST_ID_HEADER = b"x-request-id"
 _LENIENT = Strictness()

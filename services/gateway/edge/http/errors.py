@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from services.gateway.edge.access.call import route_path
-from services.gateway.edge.http.json_response import encoded_response
-from shared.errors import CODES, ServiceError
+from antiphon.services.gateway.edge.access.call import route_path
+from antiphon.services.gateway.edge.http.json_response import encoded_response
+from antiphon.shared.errors import CODES, ServiceError
 
 log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.edge.access.call import current_call, route_path
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.disconnect import unless_gone
-from shared import limits
-from shared.actors.fair_work import Shares
-from shared.errors import ServiceError
-from shared.structures.kept import Kept
+from antiphon.services.gateway.edge.access.call import current_call, route_path
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.disconnect import unless_gone
+from antiphon.shared import limits
+from antiphon.shared.actors.fair_work import Shares
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.structures.kept import Kept
 
 log = logging.getLogger(__name__)
 REPEATED = b"idempotency-key"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message
 
-from services.gateway.edge.access.call import new_id
+from antiphon.services.gateway.edge.access.call import new_id
 
 INTERNAL = "internal"
 """Key in the scope's `state` that marks a request as the gateway's own."""

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Message, Receive
 
-from services.gateway.edge.http.disconnect import ClientGoneError
-from shared import limits
-from shared.actors.fair_work import Shares
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError
+from antiphon.shared import limits
+from antiphon.shared.actors.fair_work import Shares
+from antiphon.shared.errors import ServiceError
 
 T = TypeVar("T")
 RawFields = dict[str, msgspec.Raw]

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from starlette.types import Message, Send
 
-from services.gateway.edge.http.disconnect import ClientGoneError, LaterGuard
-from shared import limits
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, LaterGuard
+from antiphon.shared import limits
 
 DATA = b"data: "
 END = b"\n\n"

@@ -7,14 +7,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.guests.adapters.guest import AdapterDirectory
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.guests.adapters.guest import AdapterDirectory
+from antiphon.shared.errors import ServiceError
 
 
 class LoadLoraBody(msgspec.Struct, kw_only=True):

@@ -14,19 +14,19 @@ from dataclasses import replace
 
 import msgspec
 
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.guest import Guest
-from shared import limits
-from shared.actors.actor import Envelope, ask, handles
-from shared.blocks import adapter_salt
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder, encode
-from shared.config import GatewaySettings
-from shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
-from shared.errors import ServiceError
-from shared.messages import AdapterLoaded, AdaptersChanged, EngineStatus, ErrorReply, Heartbeat, LoadAdapter
-from shared.models.adapters import name_error
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.guest import Guest
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Envelope, ask, handles
+from antiphon.shared.blocks import adapter_salt
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder, encode
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import AdapterLoaded, AdaptersChanged, EngineStatus, ErrorReply, Heartbeat, LoadAdapter
+from antiphon.shared.models.adapters import name_error
 
 log = logging.getLogger(__name__)
 _LOADED = Decoder([AdapterLoaded, ErrorReply])

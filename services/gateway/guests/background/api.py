@@ -2,12 +2,12 @@
 
 import asyncio
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.guests.background.recorded import RecordedResponses
-from services.gateway.guests.background.requests import BackgroundStreams
-from services.gateway.guests.responses.endpoints import ResponseEndpoints
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.guests.background.recorded import RecordedResponses
+from antiphon.services.gateway.guests.background.requests import BackgroundStreams
+from antiphon.services.gateway.guests.responses.endpoints import ResponseEndpoints
 
 
 class TheApi(Api):

@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from services.gateway.edge.http import sse
-from services.gateway.guests.background.store import BackgroundStore, EventBatch, History
-from services.gateway.guests.resume.record import StreamRecord
-from services.gateway.guests.resume.running import taken
-from shared import limits
-from shared.bus.durable_log import LogUnavailableError
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.background.store import BackgroundStore, EventBatch, History
+from antiphon.services.gateway.guests.resume.record import StreamRecord
+from antiphon.services.gateway.guests.resume.running import taken
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 _ID = b"id: "

@@ -1,10 +1,10 @@
 """Makes the recorded requests of a gateway, if it records streams."""
 
-from services.gateway.guests.background.requests import BackgroundStreams
-from services.gateway.guests.background.store import BackgroundStore
-from services.gateway.guests.resume.streams import Streams
-from services.gateway.path.actor import GatewayActor
-from shared.config import GatewaySettings
+from antiphon.services.gateway.guests.background.requests import BackgroundStreams
+from antiphon.services.gateway.guests.background.store import BackgroundStore
+from antiphon.services.gateway.guests.resume.streams import Streams
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.shared.config import GatewaySettings
 
 
 def make(gateway: GatewayActor, settings: GatewaySettings) -> None:

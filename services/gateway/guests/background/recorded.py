@@ -14,26 +14,26 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.call import Call, is_id, serving
-from services.gateway.edge.http.errors import as_service_error
-from services.gateway.edge.http.request_body import read_body
-from services.gateway.guests.background import snapshot
-from services.gateway.guests.background.event_writer import EventReader, EventWriter
-from services.gateway.guests.background.requests import BackgroundRun, BackgroundStreams
-from services.gateway.guests.background.store import History
-from services.gateway.guests.responses import input_items, schemas
-from services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
-from services.gateway.guests.responses.encoder import ResponseEncoder
-from services.gateway.guests.responses.response_object import FINAL, ID_PREFIX
-from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from services.gateway.guests.resume.claim import Claim, stored_request
-from services.gateway.guests.resume.record import StreamRecord
-from services.gateway.guests.resume.store import body_of
-from shared import limits
-from shared.bus.durable_log import LogUnavailableError
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.access.call import Call, is_id, serving
+from antiphon.services.gateway.edge.http.errors import as_service_error
+from antiphon.services.gateway.edge.http.request_body import read_body
+from antiphon.services.gateway.guests.background import snapshot
+from antiphon.services.gateway.guests.background.event_writer import EventReader, EventWriter
+from antiphon.services.gateway.guests.background.requests import BackgroundRun, BackgroundStreams
+from antiphon.services.gateway.guests.background.store import History
+from antiphon.services.gateway.guests.responses import input_items, schemas
+from antiphon.services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
+from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
+from antiphon.services.gateway.guests.responses.response_object import FINAL, ID_PREFIX
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
+from antiphon.services.gateway.guests.resume.claim import Claim, stored_request
+from antiphon.services.gateway.guests.resume.record import StreamRecord
+from antiphon.services.gateway.guests.resume.store import body_of
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 _PERMANENT = ("invalid_api_key", "permission_denied", "invalid_value")

@@ -13,23 +13,23 @@ from collections.abc import Callable
 import msgspec
 from starlette.requests import Request
 
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.openai.serving import ResponseRunner
-from services.gateway.guests.background.event_writer import EventWriter
-from services.gateway.guests.background.store import BackgroundStore, EventBatch, History
-from services.gateway.guests.resume.body_images import without_images
-from services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, uncounted
-from services.gateway.guests.resume.journal import Journal, JournaledStream
-from services.gateway.guests.resume.position import START, Position, parse
-from services.gateway.guests.resume.positioned import PositionedEvents
-from services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
-from services.gateway.guests.resume.running import RunningStream
-from services.gateway.guests.resume.store import StreamStore, body_of, unavailable
-from shared.actors.host import Host
-from shared.bus.durable_log import LogUnavailableError
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import StreamTaken
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.openai.serving import ResponseRunner
+from antiphon.services.gateway.guests.background.event_writer import EventWriter
+from antiphon.services.gateway.guests.background.store import BackgroundStore, EventBatch, History
+from antiphon.services.gateway.guests.resume.body_images import without_images
+from antiphon.services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, uncounted
+from antiphon.services.gateway.guests.resume.journal import Journal, JournaledStream
+from antiphon.services.gateway.guests.resume.position import START, Position, parse
+from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
+from antiphon.services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
+from antiphon.services.gateway.guests.resume.running import RunningStream
+from antiphon.services.gateway.guests.resume.store import StreamStore, body_of, unavailable
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import StreamTaken
 
 log = logging.getLogger(__name__)
 Living = Callable[[], set[tuple[str, str]]]

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.edge.http import sse
-from services.gateway.guests.responses.response_object import FINAL, error_object
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.responses.response_object import FINAL, error_object
+from antiphon.shared.errors import ServiceError
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.guests.resume.record import StreamRecord
-from services.gateway.guests.resume.store import RecordStore, readable
-from shared.bus.durable_log import LogUnavailableError
-from shared.deployment import stores
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.guests.resume.record import StreamRecord
+from antiphon.services.gateway.guests.resume.store import RecordStore, readable
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.deployment import stores
+from antiphon.shared.errors import ServiceError
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

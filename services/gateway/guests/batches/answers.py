@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.files.batch_lines import answer_lines, read_answer
+from antiphon.shared.files.batch_lines import answer_lines, read_answer
 
 
 def keep_whole_answers(path: Path, ids: set[int]) -> Iterator[None]:

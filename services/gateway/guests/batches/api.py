@@ -3,21 +3,21 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.metadata import check_metadata
-from services.gateway.apis.openai.listing import check_query, page
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.in_process import InProcessClient
-from services.gateway.edge.http.json_response import json_response
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.guests.batches import schemas
-from services.gateway.guests.batches.batches import Batches
-from services.gateway.guests.batches.schemas import BatchBody
-from services.gateway.guests.batches.store import BatchStore
-from services.gateway.guests.files.store import FileStore
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.metadata import check_metadata
+from antiphon.services.gateway.apis.openai.listing import check_query, page
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.in_process import InProcessClient
+from antiphon.services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.guests.batches import schemas
+from antiphon.services.gateway.guests.batches.batches import Batches
+from antiphon.services.gateway.guests.batches.schemas import BatchBody
+from antiphon.services.gateway.guests.batches.store import BatchStore
+from antiphon.services.gateway.guests.files.store import FileStore
 
 
 class TheApi(Api):

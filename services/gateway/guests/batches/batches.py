@@ -7,17 +7,17 @@ the API key that created it. A call (`access.call`) finds only the batches that 
 import asyncio
 import logging
 
-from services.gateway.edge.access.call import current_call, may_see, new_id
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.in_process import InProcessClient
-from services.gateway.guests.batches.places import Places
-from services.gateway.guests.batches.record import BatchRecord
-from services.gateway.guests.batches.runner import BatchRun
-from services.gateway.guests.batches.store import ID_PREFIX, BatchStore, unknown_batch
-from services.gateway.guests.files.directory import ID_PREFIX as FILE_PREFIX
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
-from shared.request.checks import refuse
+from antiphon.services.gateway.edge.access.call import current_call, may_see, new_id
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.in_process import InProcessClient
+from antiphon.services.gateway.guests.batches.places import Places
+from antiphon.services.gateway.guests.batches.record import BatchRecord
+from antiphon.services.gateway.guests.batches.runner import BatchRun
+from antiphon.services.gateway.guests.batches.store import ID_PREFIX, BatchStore, unknown_batch
+from antiphon.services.gateway.guests.files.directory import ID_PREFIX as FILE_PREFIX
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.request.checks import refuse
 
 log = logging.getLogger(__name__)
 _INPUT_PURPOSE = "batch"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from shared.files import limits as file_limits
+from antiphon.shared.files import limits as file_limits
 
 
 class Places:

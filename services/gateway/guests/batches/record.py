@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.files.batch_lines import BatchLineError
-from shared.security.api_keys import ANONYMOUS
+from antiphon.shared.files.batch_lines import BatchLineError
+from antiphon.shared.security.api_keys import ANONYMOUS
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 FINAL: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from services.gateway.guests.batches.record import LineError, invalid_line
-from services.gateway.guests.files.disk import PIECE_S
-from shared.files import limits as file_limits
-from shared.files.batch_lines import BatchLineError, BatchRequest, Line, read_request, request_lines
+from antiphon.services.gateway.guests.batches.record import LineError, invalid_line
+from antiphon.services.gateway.guests.files.disk import PIECE_S
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.files.batch_lines import BatchLineError, BatchRequest, Line, read_request, request_lines
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _REFUSED = ("stream", "priority", "background")

@@ -9,20 +9,20 @@ import contextlib
 import logging
 from typing import Any
 
-from services.gateway.edge.access.call import Call, serving
-from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.in_process import InProcessClient
-from services.gateway.guests.batches.answers import keep_whole_answers
-from services.gateway.guests.batches.places import Places
-from services.gateway.guests.batches.record import BatchRecord, LineError, Status
-from services.gateway.guests.batches.requests import InputCheck, RequestReader, Waiting
-from services.gateway.guests.batches.store import BatchStore
-from services.gateway.guests.files.disk import in_pieces, to_the_end
-from services.gateway.guests.files.writer import FileWriter
-from shared import limits
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
-from shared.files.batch_lines import RETRIED, answered, encoded_answer, unanswered
+from antiphon.services.gateway.edge.access.call import Call, serving
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.edge.http.in_process import InProcessClient
+from antiphon.services.gateway.guests.batches.answers import keep_whole_answers
+from antiphon.services.gateway.guests.batches.places import Places
+from antiphon.services.gateway.guests.batches.record import BatchRecord, LineError, Status
+from antiphon.services.gateway.guests.batches.requests import InputCheck, RequestReader, Waiting
+from antiphon.services.gateway.guests.batches.store import BatchStore
+from antiphon.services.gateway.guests.files.disk import in_pieces, to_the_end
+from antiphon.services.gateway.guests.files.writer import FileWriter
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.files.batch_lines import RETRIED, answered, encoded_answer, unanswered
 
 log = logging.getLogger(__name__)
 TICK_S = 1.0

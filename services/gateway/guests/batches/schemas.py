@@ -2,9 +2,9 @@
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
-from services.gateway.guests.batches.requests import ENDPOINTS
-from shared.request.checks import missing, refuse
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
+from antiphon.services.gateway.guests.batches.requests import ENDPOINTS
+from antiphon.shared.request.checks import missing, refuse
 
 WINDOW = "24h"
 

@@ -14,14 +14,14 @@ from typing import Literal
 
 import msgspec
 
-from services.gateway.guests.batches.record import BatchRecord
-from services.gateway.guests.files.disk import private, to_the_end, write_atomically
-from services.gateway.guests.files.records import SUFFIX, Records
-from services.gateway.guests.files.store import FileStore
-from shared.actors.fair_work import leaves_room
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
-from shared.structures.kept import Kept
+from antiphon.services.gateway.guests.batches.record import BatchRecord
+from antiphon.services.gateway.guests.files.disk import private, to_the_end, write_atomically
+from antiphon.services.gateway.guests.files.records import SUFFIX, Records
+from antiphon.services.gateway.guests.files.store import FileStore
+from antiphon.shared.actors.fair_work import leaves_room
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.structures.kept import Kept
 
 ID_PREFIX = "batch_"
 _ID = re.compile(r"batch_[A-Za-z0-9]{22}")

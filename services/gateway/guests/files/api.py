@@ -3,19 +3,19 @@
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.listing import check_query, page
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import json_response
-from services.gateway.edge.http.routing.routes import JsonLines, Routes
-from services.gateway.guests.files.multipart import FormParser, Part
-from services.gateway.guests.files.store import FileStore
-from services.gateway.guests.files.writer import FileWriter
-from shared import limits
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
-from shared.request.checks import missing, refuse, unsupported
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.listing import check_query, page
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.edge.http.routing.routes import JsonLines, Routes
+from antiphon.services.gateway.guests.files.multipart import FormParser, Part
+from antiphon.services.gateway.guests.files.store import FileStore
+from antiphon.services.gateway.guests.files.writer import FileWriter
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.request.checks import missing, refuse, unsupported
 
 LIST_MAX = 10_000
 """Maximum number of files in one page, as in OpenAI's API."""

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 
-from shared.files import limits as file_limits
+from antiphon.shared.files import limits as file_limits
 
 
 class WallClock:

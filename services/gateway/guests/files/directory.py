@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.edge.access.call import is_id
-from services.gateway.guests.files import temporary
-from services.gateway.guests.files.clock import WallClock
-from services.gateway.guests.files.records import SUFFIX, Records
-from shared.actors.fair_work import leaves_room
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
-from shared.security.api_keys import ANONYMOUS
+from antiphon.services.gateway.edge.access.call import is_id
+from antiphon.services.gateway.guests.files import temporary
+from antiphon.services.gateway.guests.files.clock import WallClock
+from antiphon.services.gateway.guests.files.records import SUFFIX, Records
+from antiphon.shared.actors.fair_work import leaves_room
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
+from antiphon.shared.security.api_keys import ANONYMOUS
 
 ID_PREFIX = "file-"
 _PART = "part"

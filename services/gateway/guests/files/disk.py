@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from services.gateway.edge.access.call import new_id
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.call import new_id
+from antiphon.shared.errors import ServiceError
 
 P = ParamSpec("P")
 T = TypeVar("T")

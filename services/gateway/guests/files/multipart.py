@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
 
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
 
 _LINE = b"\r\n"
 _HEADERS_END = b"\r\n\r\n"

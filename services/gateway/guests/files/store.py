@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from services.gateway.edge.access.call import current_call, may_see, new_id
-from services.gateway.guests.files import temporary
-from services.gateway.guests.files.clock import WallClock
-from services.gateway.guests.files.directory import ID_PREFIX, FileDirectory, StoredFile
-from services.gateway.guests.files.writer import FileWriter
-from services.gateway.guests.offers import UploadedFiles
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
+from antiphon.services.gateway.edge.access.call import current_call, may_see, new_id
+from antiphon.services.gateway.guests.files import temporary
+from antiphon.services.gateway.guests.files.clock import WallClock
+from antiphon.services.gateway.guests.files.directory import ID_PREFIX, FileDirectory, StoredFile
+from antiphon.services.gateway.guests.files.writer import FileWriter
+from antiphon.services.gateway.guests.offers import UploadedFiles
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
 
 
 class FileStore(UploadedFiles):

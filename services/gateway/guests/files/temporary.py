@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from shared import limits
+from antiphon.shared import limits
 
 log = logging.getLogger(__name__)
 _PREFIX = "antiphon-files-"

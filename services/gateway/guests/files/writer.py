@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from services.gateway.guests.files.directory import FileDirectory, StoredFile
-from services.gateway.guests.files.disk import full_disk_refused, private, to_the_end, write_atomically
-from shared.errors import ServiceError
-from shared.files import limits as file_limits
+from antiphon.services.gateway.guests.files.directory import FileDirectory, StoredFile
+from antiphon.services.gateway.guests.files.disk import full_disk_refused, private, to_the_end, write_atomically
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits as file_limits
 
 
 class FileWriter:

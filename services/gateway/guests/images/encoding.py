@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.path.service_clients import ServiceClients
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import EncodeImage, ImageEncoded, ImageFile, ImageTokens, PromptImage
-from shared.request.images import ImageInput, num_image_tokens
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EncodeImage, ImageEncoded, ImageFile, ImageTokens, PromptImage
+from antiphon.shared.request.images import ImageInput, num_image_tokens
 
 _OF_THE_IMAGE = ("invalid_value", "request_too_large")
 

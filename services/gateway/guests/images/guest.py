@@ -5,16 +5,16 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from services.gateway.guests.images.encoding import RequestImage, encoded
-from services.gateway.guests.images.remote import RemoteImages
-from services.gateway.guests.images.store import ImageStore
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.guest import Guest, RequestGuest, Running
-from services.gateway.path.service_clients import ServiceClients
-from shared.actors.actor import Envelope, handles
-from shared.config import GatewaySettings
-from shared.messages import ImageFile, ImagePart, ReadImage
+from antiphon.services.gateway.guests.images.encoding import RequestImage, encoded
+from antiphon.services.gateway.guests.images.remote import RemoteImages
+from antiphon.services.gateway.guests.images.store import ImageStore
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.guest import Guest, RequestGuest, Running
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared.actors.actor import Envelope, handles
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.messages import ImageFile, ImagePart, ReadImage
 
 
 class RequestImages(RequestGuest):

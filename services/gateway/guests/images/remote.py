@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 REDIRECTS_MAX = 3
 _CHUNK_BYTES = 64 * 1024

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from services.gateway.guests.images.remote import RemoteImages
-from shared import limits
-from shared.actors.image_parts import part_of
-from shared.errors import ServiceError
-from shared.messages import ImageFile, ImagePart, ReadImage
-from shared.request.images import ImageInput, check_file_size, check_images
+from antiphon.services.gateway.guests.images.remote import RemoteImages
+from antiphon.shared import limits
+from antiphon.shared.actors.image_parts import part_of
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ImageFile, ImagePart, ReadImage
+from antiphon.shared.request.images import ImageInput, check_file_size, check_images
 
 RETRY_AFTER_S = 2.0
 FETCHES_AT_ONCE = 16

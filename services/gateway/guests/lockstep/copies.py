@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from services.gateway.path.liveness.progress_watch import ProgressWatch
-from services.gateway.path.messages import RequestMessages
-from services.gateway.path.router import Router
-from services.gateway.path.sequence_state import Address
-from services.gateway.path.service_clients import PeerUnavailableError, ServiceClients
-from shared.actors.host import Host
-from shared.codec import encode, pack_ids
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.gateway.path.liveness.progress_watch import ProgressWatch
+from antiphon.services.gateway.path.messages import RequestMessages
+from antiphon.services.gateway.path.router import Router
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.services.gateway.path.service_clients import PeerUnavailableError, ServiceClients
+from antiphon.shared.actors.host import Host
+from antiphon.shared.codec import encode, pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     EngineStatus,
     Heartbeat,
     SequenceMark,

@@ -9,22 +9,22 @@ from operator import attrgetter
 
 from prometheus_client.registry import Collector
 
-from services.gateway.guests.lockstep.copies import Copies, Draft
-from services.gateway.guests.lockstep.counts import Counts
-from services.gateway.guests.lockstep.metrics import LockstepCollector
-from services.gateway.guests.lockstep.sequence import LockstepSequence, Subject
-from services.gateway.guests.lockstep.trust import Trust, twins, with_twins
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.guest import Guest, RequestGuest, Running
-from services.gateway.path.messages import RequestMessages
-from services.gateway.path.sequence_state import Address
-from shared import limits
-from shared.actors.actor import Envelope, handles
-from shared.actors.background import Background
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.messages import (
+from antiphon.services.gateway.guests.lockstep.copies import Copies, Draft
+from antiphon.services.gateway.guests.lockstep.counts import Counts
+from antiphon.services.gateway.guests.lockstep.metrics import LockstepCollector
+from antiphon.services.gateway.guests.lockstep.sequence import LockstepSequence, Subject
+from antiphon.services.gateway.guests.lockstep.trust import Trust, twins, with_twins
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.guest import Guest, RequestGuest, Running
+from antiphon.services.gateway.path.messages import RequestMessages
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Envelope, handles
+from antiphon.shared.actors.background import Background
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
     EngineStatus,
     Heartbeat,
     SelfTest,

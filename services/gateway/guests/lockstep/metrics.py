@@ -6,9 +6,9 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.guests.lockstep.counts import Counts
-from services.gateway.guests.lockstep.trust import Trust
-from shared.messages import Heartbeat
+from antiphon.services.gateway.guests.lockstep.counts import Counts
+from antiphon.services.gateway.guests.lockstep.trust import Trust
+from antiphon.shared.messages import Heartbeat
 
 _COUNTERS = (
     ("requests", "Requests that ran on two engines at once"),

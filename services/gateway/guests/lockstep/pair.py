@@ -7,8 +7,8 @@ then that of tokens on which both agree. The slower of the two therefore sets th
 from collections import deque
 from dataclasses import dataclass, field
 
-from services.gateway.path.sequence_state import Address
-from shared.messages import TextEvent
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared.messages import TextEvent
 
 
 @dataclass(frozen=True, slots=True)

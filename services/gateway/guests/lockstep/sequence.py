@@ -12,17 +12,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.gateway.guests.lockstep.copies import Copies, Copy, Draft
-from services.gateway.guests.lockstep.counts import Counts
-from services.gateway.guests.lockstep.pair import Difference, Pair
-from services.gateway.guests.lockstep.verdict import Loser, Tokens, by_repetition, by_self_test, by_third
-from services.gateway.path.guest import Running
-from services.gateway.path.messages import RequestMessages
-from services.gateway.path.sequence_state import Address, Phase, SequenceState
-from shared import limits
-from shared.blocks import adapter_salt
-from shared.errors import ServiceError
-from shared.messages import Heartbeat, TextEvent, TokenEvent
+from antiphon.services.gateway.guests.lockstep.copies import Copies, Copy, Draft
+from antiphon.services.gateway.guests.lockstep.counts import Counts
+from antiphon.services.gateway.guests.lockstep.pair import Difference, Pair
+from antiphon.services.gateway.guests.lockstep.verdict import Loser, Tokens, by_repetition, by_self_test, by_third
+from antiphon.services.gateway.path.guest import Running
+from antiphon.services.gateway.path.messages import RequestMessages
+from antiphon.services.gateway.path.sequence_state import Address, Phase, SequenceState
+from antiphon.shared import limits
+from antiphon.shared.blocks import adapter_salt
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Heartbeat, TextEvent, TokenEvent
 
 log = logging.getLogger(__name__)
 COPIES_MAX = 100

@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.gateway.path.router import ready_members
-from services.gateway.path.sequence_state import Address
-from shared.messages import EngineStatus, Heartbeat
+from antiphon.services.gateway.path.router import ready_members
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared.messages import EngineStatus, Heartbeat
 
 log = logging.getLogger(__name__)
 VOTERS_MIN = 3

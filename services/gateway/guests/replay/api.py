@@ -10,28 +10,28 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.body import StreamOptions, TokenFields
-from services.gateway.apis.openai.listing import check_query
-from services.gateway.apis.openai.request_context import Arrival, RequestContext
-from services.gateway.apis.openai.serving import Serving, StreamedAnswer
-from services.gateway.edge.access.call import reachable_key
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import NOT_KEPT, encoded_response, json_response
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.guests.replay.checks import check_record
-from services.gateway.guests.replay.comparison import replay
-from services.gateway.guests.replay.output import output_of
-from services.gateway.guests.replay.rerun import forked
-from services.gateway.ops.timeline.directory import RecordDirectory
-from services.gateway.ops.timeline.recorder import Recorder
-from shared.errors import ServiceError
-from shared.messages import RecordQuery
-from shared.recorded_request import RecordedContent, decode
-from shared.request.checks import given, refuse
+from antiphon.services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.body import StreamOptions, TokenFields
+from antiphon.services.gateway.apis.openai.listing import check_query
+from antiphon.services.gateway.apis.openai.request_context import Arrival, RequestContext
+from antiphon.services.gateway.apis.openai.serving import Serving, StreamedAnswer
+from antiphon.services.gateway.edge.access.call import reachable_key
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import NOT_KEPT, encoded_response, json_response
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.guests.replay.checks import check_record
+from antiphon.services.gateway.guests.replay.comparison import replay
+from antiphon.services.gateway.guests.replay.output import output_of
+from antiphon.services.gateway.guests.replay.rerun import forked
+from antiphon.services.gateway.ops.timeline.directory import RecordDirectory
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import RecordQuery
+from antiphon.shared.recorded_request import RecordedContent, decode
+from antiphon.shared.request.checks import given, refuse
 
 
 class ReplayBody(msgspec.Struct, kw_only=True):

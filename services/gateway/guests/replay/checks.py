@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from services.gateway.path.generation import ModelCard
-from shared import limits
-from shared.parameters import tagged_text
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import TOKEN_IDS_MAX, SamplingParams, check, check_beam, check_vocabulary
-from shared.recorded_request import RecordedContent
-from shared.request.checks import check_detokenize, check_token_ids, refuse, stop_strings
-from shared.request.choices import check_num_sequences
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared import limits
+from antiphon.shared.parameters import tagged_text
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import TOKEN_IDS_MAX, SamplingParams, check, check_beam, check_vocabulary
+from antiphon.shared.recorded_request import RecordedContent
+from antiphon.shared.request.checks import check_detokenize, check_token_ids, refuse, stop_strings
+from antiphon.shared.request.choices import check_num_sequences
 
 
 def check_record(content: RecordedContent, card: ModelCard) -> None:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.gateway.edge.access.call import new_id
-from services.gateway.guests.replay.rerun import forked, whole
-from services.gateway.path.generation import Backend, GenerationRequest, ModelCard, SequenceUpdate
-from shared import limits
-from shared.recorded_request import RecordedContent, first_difference
+from antiphon.services.gateway.edge.access.call import new_id
+from antiphon.services.gateway.guests.replay.rerun import forked, whole
+from antiphon.services.gateway.path.generation import Backend, GenerationRequest, ModelCard, SequenceUpdate
+from antiphon.shared import limits
+from antiphon.shared.recorded_request import RecordedContent, first_difference
 
 
 async def replay(

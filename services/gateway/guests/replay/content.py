@@ -3,11 +3,11 @@
 import time
 from collections.abc import Sequence
 
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.messages import Prompt
-from services.gateway.path.sequence_state import SequenceState
-from shared.codec import unpack_ids
-from shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, encode
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.messages import Prompt
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared.codec import unpack_ids
+from antiphon.shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, encode
 
 
 def content_of(

@@ -2,11 +2,11 @@
 
 from operator import attrgetter
 
-from services.gateway.guests.replay.content import content_of
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.guest import Guest, RequestGuest, Running
-from shared.config import GatewaySettings
+from antiphon.services.gateway.guests.replay.content import content_of
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.guest import Guest, RequestGuest, Running
+from antiphon.shared.config import GatewaySettings
 
 
 class RecordsContent(RequestGuest):

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.gateway.guests.replay.rerun import check_repeatable
-from services.gateway.path.generation import Backend, ModelCard
-from shared import limits
-from shared.errors import ServiceError
-from shared.recorded_request import RecordedContent
+from antiphon.services.gateway.guests.replay.rerun import check_repeatable
+from antiphon.services.gateway.path.generation import Backend, ModelCard
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.recorded_request import RecordedContent
 
 
 async def output_of(backend: Backend, content: RecordedContent, card: ModelCard) -> dict[str, Any]:

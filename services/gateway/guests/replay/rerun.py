@@ -4,12 +4,18 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.path.generation import GenerationRequest, GuestOptions, ModelCard, OutputText, PromptInputs
-from shared.errors import ServiceError
-from shared.parameters.sampling import SamplingParams, check
-from shared.recorded_request import RecordedContent
-from shared.request.checks import refuse
-from shared.request.choices import choice_params
+from antiphon.services.gateway.path.generation import (
+    GenerationRequest,
+    GuestOptions,
+    ModelCard,
+    OutputText,
+    PromptInputs,
+)
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import SamplingParams, check
+from antiphon.shared.recorded_request import RecordedContent
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.choices import choice_params
 
 
 def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:

@@ -1,19 +1,19 @@
 """The API of responses and conversations, and where it keeps them."""
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.guests.responses.conversations.conversations import Conversations
-from services.gateway.guests.responses.conversations.endpoints import ConversationEndpoints
-from services.gateway.guests.responses.conversations.schemas import ChangeBody, ConversationBody, ItemsBody
-from services.gateway.guests.responses.conversations.store import ConversationStore
-from services.gateway.guests.responses.endpoints import ResponseEndpoints
-from services.gateway.guests.responses.schemas import ResponsesBody
-from services.gateway.guests.responses.socket.connection import SocketEndpoint
-from services.gateway.guests.responses.stored.records import LogRecords, MemoryRecords
-from services.gateway.guests.responses.stored.store import ResponseStore
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.guests.responses.conversations.conversations import Conversations
+from antiphon.services.gateway.guests.responses.conversations.endpoints import ConversationEndpoints
+from antiphon.services.gateway.guests.responses.conversations.schemas import ChangeBody, ConversationBody, ItemsBody
+from antiphon.services.gateway.guests.responses.conversations.store import ConversationStore
+from antiphon.services.gateway.guests.responses.endpoints import ResponseEndpoints
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.services.gateway.guests.responses.socket.connection import SocketEndpoint
+from antiphon.services.gateway.guests.responses.stored.records import LogRecords, MemoryRecords
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore
 
 _BODY = Body(ResponsesBody, ("input",))
 

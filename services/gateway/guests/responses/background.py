@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.openai.serving import ResponseRunner, Serving
-from services.gateway.edge.access.call import current_call
-from services.gateway.edge.http.errors import as_service_error
-from services.gateway.guests.responses.encoder import ResponseEncoder
-from services.gateway.guests.responses.event_log import EventLog
-from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.openai.serving import ResponseRunner, Serving
+from antiphon.services.gateway.edge.access.call import current_call
+from antiphon.services.gateway.edge.http.errors import as_service_error
+from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
+from antiphon.services.gateway.guests.responses.event_log import EventLog
+from antiphon.services.gateway.guests.responses.input_items import Item
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 _RETRY_AFTER_S = 5.0
 Kept = Callable[[dict[str, Any], list[bytes]], Awaitable[StoredResponse]]

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.sealed import seal
-from services.gateway.guests.responses.response_object import output_turn
-from services.gateway.guests.responses.schemas import ResponsesBody
-from shared import limits
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.openai.bodies.sealed import seal
+from antiphon.services.gateway.guests.responses.response_object import output_turn
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.shared import limits
+from antiphon.shared.request.conversation import Turn
 
 QUESTION = Turn(
     role="user",

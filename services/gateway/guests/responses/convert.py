@@ -7,23 +7,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.bodies import parameters
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from services.gateway.apis.openai.bodies.metadata import check_metadata
-from services.gateway.apis.openai.bodies.parameter_names import renamed
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.body import SamplerFields
-from services.gateway.apis.openai.chat import ChatRequest, chat_request
-from services.gateway.apis.openai.schemas import ChatBody
-from services.gateway.edge.access.call import ignore
-from services.gateway.guests.responses import text_format, tools
-from services.gateway.guests.responses.schemas import IMAGE_URLS, LOGPROBS, REASONING, ResponsesBody
-from services.gateway.guests.responses.tools import Tools
-from services.gateway.path.generation import ModelCard
-from shared import limits
-from shared.config import GatewaySettings
-from shared.request.checks import refuse
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.openai.bodies import parameters
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.services.gateway.apis.openai.bodies.metadata import check_metadata
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import renamed
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.body import SamplerFields
+from antiphon.services.gateway.apis.openai.chat import ChatRequest, chat_request
+from antiphon.services.gateway.apis.openai.schemas import ChatBody
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.guests.responses import text_format, tools
+from antiphon.services.gateway.guests.responses.schemas import IMAGE_URLS, LOGPROBS, REASONING, ResponsesBody
+from antiphon.services.gateway.guests.responses.tools import Tools
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared import limits
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.conversation import Turn
 
 _NAMES = {
     "max_tokens": "max_output_tokens",

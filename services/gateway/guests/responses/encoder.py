@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
-from services.gateway.apis.openai.answers.choices import Choice
-from services.gateway.apis.openai.answers.logprobs import chat_logprobs
-from services.gateway.apis.openai.bodies.sealed import seal
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.gateway.edge.http import sse
-from services.gateway.guests.responses.response_object import FINAL, ResponseObject, Status, usage
-from services.gateway.guests.responses.tools import INPUT, Kind, Tools, names_of
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
+from antiphon.services.gateway.apis.openai.answers.choices import Choice
+from antiphon.services.gateway.apis.openai.answers.logprobs import chat_logprobs
+from antiphon.services.gateway.apis.openai.bodies.sealed import seal
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.responses.response_object import FINAL, ResponseObject, Status, usage
+from antiphon.services.gateway.guests.responses.tools import INPUT, Kind, Tools, names_of
+from antiphon.shared.errors import ServiceError
 
 Logprobs = list[dict[str, Any]]
 """Log probabilities in OpenAI's format, one object for each token."""

@@ -11,33 +11,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.listing import check_query, page
-from services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
-from services.gateway.apis.openai.serving import Serving, nothing
-from services.gateway.edge.access.call import current_call, ignore, may_see
-from services.gateway.edge.http import request_body, sse
-from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
-from services.gateway.edge.http.json_response import json_response
-from services.gateway.guests.offers import UploadedFiles
-from services.gateway.guests.responses import compaction, convert, images, input_items, schemas
-from services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
-from services.gateway.guests.responses.conversations.conversations import Conversations
-from services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
-from services.gateway.guests.responses.encoder import ResponseEncoder
-from services.gateway.guests.responses.event_log import EventLog
-from services.gateway.guests.responses.input_items import Input, Item
-from services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject, output_turn
-from services.gateway.guests.responses.schemas import ResponsesBody
-from services.gateway.guests.responses.socket import warm_up
-from services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
-from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse, unknown_response
-from services.gateway.guests.responses.tools import Tools
-from shared import limits
-from shared.bus.durable_log import LogUnavailableError
-from shared.errors import ServiceError
-from shared.request.checks import missing, refuse, unsupported
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.listing import check_query, page
+from antiphon.services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
+from antiphon.services.gateway.apis.openai.serving import Serving, nothing
+from antiphon.services.gateway.edge.access.call import current_call, ignore, may_see
+from antiphon.services.gateway.edge.http import request_body, sse
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
+from antiphon.services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.guests.offers import UploadedFiles
+from antiphon.services.gateway.guests.responses import compaction, convert, images, input_items, schemas
+from antiphon.services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
+from antiphon.services.gateway.guests.responses.conversations.conversations import Conversations
+from antiphon.services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
+from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
+from antiphon.services.gateway.guests.responses.event_log import EventLog
+from antiphon.services.gateway.guests.responses.input_items import Input, Item
+from antiphon.services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject, output_turn
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.services.gateway.guests.responses.socket import warm_up
+from antiphon.services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse, unknown_response
+from antiphon.services.gateway.guests.responses.tools import Tools
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import missing, refuse, unsupported
+from antiphon.shared.request.conversation import Turn
 
 log = logging.getLogger(__name__)
 _CONTINUED = ("completed", "incomplete")

@@ -6,7 +6,7 @@ Event number n of the log has the `sequence_number` n.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http import sse
 
 
 class EventLog:

@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from services.gateway.apis.openai.bodies.image_parts import tell_detail
-from services.gateway.guests.offers import UploadedFiles
-from shared.errors import ServiceError
-from shared.request.checks import missing, refuse
-from shared.request.conversation import ContentPart, NamedPart, Turn
-from shared.request.data_urls import data_url
-from shared.request.images import ImageInput, check_file_size, is_data_url
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.services.gateway.apis.openai.bodies.image_parts import tell_detail
+from antiphon.services.gateway.guests.offers import UploadedFiles
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import missing, refuse
+from antiphon.shared.request.conversation import ContentPart, NamedPart, Turn
+from antiphon.shared.request.data_urls import data_url
+from antiphon.shared.request.images import ImageInput, check_file_size, is_data_url
 
 TYPE = "input_image"
 FILE_PURPOSES = ("vision", "user_data")

@@ -10,15 +10,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.content_blocks import ReadImage, check_fields, content_of, content_parts
-from services.gateway.apis.openai.bodies.sealed import unseal
-from services.gateway.edge.access.call import ignore
-from services.gateway.guests.responses import images
-from services.gateway.guests.responses.response_object import called
-from shared import limits
-from shared.errors import ServiceError
-from shared.request.checks import check_nesting, missing, refuse
-from shared.request.conversation import ContentPart, NamedPart, Turn
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import (
+    ReadImage,
+    check_fields,
+    content_of,
+    content_parts,
+)
+from antiphon.services.gateway.apis.openai.bodies.sealed import unseal
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.guests.responses import images
+from antiphon.services.gateway.guests.responses.response_object import called
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import check_nesting, missing, refuse
+from antiphon.shared.request.conversation import ContentPart, NamedPart, Turn
 
 Item = dict[str, Any]
 """An item of a response as JSON."""

@@ -4,16 +4,16 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.chat_message import arguments_object
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.guests.responses import tools
-from services.gateway.guests.responses.convert import conversation_of
-from services.gateway.guests.responses.schemas import REASONING, ResponsesBody
-from services.gateway.guests.responses.text_format import output_format
-from services.gateway.guests.responses.tools import shown_tools
-from shared.errors import ServiceError
-from shared.request.conversation import FunctionCall, ToolCall, Turn
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.chat_message import arguments_object
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.guests.responses import tools
+from antiphon.services.gateway.guests.responses.convert import conversation_of
+from antiphon.services.gateway.guests.responses.schemas import REASONING, ResponsesBody
+from antiphon.services.gateway.guests.responses.text_format import output_format
+from antiphon.services.gateway.guests.responses.tools import shown_tools
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.conversation import FunctionCall, ToolCall, Turn
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ID_PREFIX = "resp_"

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
-from services.gateway.apis.openai.body import SamplerFields
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules, Requirement
+from antiphon.services.gateway.apis.openai.body import SamplerFields
 
 LOGPROBS = "message.output_text.logprobs"
 REASONING = "reasoning.encrypted_content"

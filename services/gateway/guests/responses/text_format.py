@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from shared import limits
-from shared.request.checks import missing, refuse
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.shared import limits
+from antiphon.shared.request.checks import missing, refuse
 
 FREE_TEXT = {"type": "text"}
 NAMES = {

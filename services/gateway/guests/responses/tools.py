@@ -9,10 +9,10 @@ would run. Every error names the parameter of the Responses API.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from services.gateway.apis.openai.bodies.content_blocks import check_fields
-from services.gateway.edge.access.call import ignore
-from services.gateway.guests.responses.schemas import ResponsesBody
-from shared.request.checks import missing, refuse, unsupported
+from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.shared.request.checks import missing, refuse, unsupported
 
 NAMES = {"tools[].function": "tools[]", "tool_choice.allowed_tools": "tool_choice"}
 """Maps the fields of a chat body that `tool_fields` returns to the parameters of this API, for error messages."""

@@ -1,9 +1,9 @@
 """The API of resumable streams: `GET /v1/streams/{id}`."""
 
-from services.gateway.apis.openai.base import Api
-from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.http.routing.routes import EventStream, Routes
-from services.gateway.guests.resume.streams import Streams
+from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.edge.http.routing.routes import EventStream, Routes
+from antiphon.services.gateway.guests.resume.streams import Streams
 
 
 class TheApi(Api):

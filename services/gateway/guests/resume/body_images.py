@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from services.gateway.edge.access.kept_images import KeptImage, kept_image
-from shared.request.images import ImageInput
+from antiphon.services.gateway.edge.access.kept_images import KeptImage, kept_image
+from antiphon.shared.request.images import ImageInput
 
 _WORTH_BYTES = 1024
 """Size from which a file is taken out, bytes."""

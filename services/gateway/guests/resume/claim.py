@@ -7,16 +7,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Message
 
-from services.gateway.apis.openai.request_context import RequestContext, Resumption
-from services.gateway.edge.access.call import current_call
-from services.gateway.guests.resume.body_images import WholeBody
-from services.gateway.guests.resume.position import Position
-from services.gateway.guests.resume.positioned import PositionedEvents
-from services.gateway.guests.resume.record import Accepted, StreamRecord
-from services.gateway.path.generation import ResumedOutput
-from shared import limits
-from shared.actors.host import Host
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.request_context import RequestContext, Resumption
+from antiphon.services.gateway.edge.access.call import current_call
+from antiphon.services.gateway.guests.resume.body_images import WholeBody
+from antiphon.services.gateway.guests.resume.position import Position
+from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
+from antiphon.services.gateway.guests.resume.record import Accepted, StreamRecord
+from antiphon.services.gateway.path.generation import ResumedOutput
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.errors import ServiceError
 
 
 class Claim:

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.answers.choices import joined_updates
-from services.gateway.guests.resume.position import Position, Shown
-from services.gateway.path.generation import SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers.choices import joined_updates
+from antiphon.services.gateway.guests.resume.position import Position, Shown
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.errors import ServiceError
 
 ALL = 2**31
 """As `Piece.num_known`: the client has all events of the piece."""

@@ -1,10 +1,10 @@
 """Makes the streams of a gateway, unless nothing is kept of them (`--stream-store=off`)."""
 
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.guests.resume.store import StreamStore
-from services.gateway.guests.resume.streams import Streams
-from services.gateway.path.actor import GatewayActor
-from shared.config import GatewaySettings
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.guests.resume.store import StreamStore
+from antiphon.services.gateway.guests.resume.streams import Streams
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.shared.config import GatewaySettings
 
 
 def make(gateway: GatewayActor, settings: GatewaySettings) -> Streams | None:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from services.gateway.guests.resume.record import Accepted, JournalEntry, Progress, StreamRecord
-from services.gateway.guests.resume.store import RecordStore, StreamStore
-from services.gateway.path.generation import ResumedOutput
-from services.gateway.path.sequence_state import SequenceState
-from shared import limits
-from shared.bus.durable_log import LogUnavailableError
-from shared.codec import pack_ids
-from shared.errors import ServiceError
+from antiphon.services.gateway.guests.resume.record import Accepted, JournalEntry, Progress, StreamRecord
+from antiphon.services.gateway.guests.resume.store import RecordStore, StreamStore
+from antiphon.services.gateway.path.generation import ResumedOutput
+from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from services.gateway.guests.resume.record import JournalEntry, decoded_entries
-from shared.actors.background import Background
-from shared.bus.durable_log import DurableLog
+from antiphon.services.gateway.guests.resume.record import JournalEntry, decoded_entries
+from antiphon.shared.actors.background import Background
+from antiphon.shared.bus.durable_log import DurableLog
 
 KEPT_S = 5.0
 """Time for which what was read of a journal is kept for further streams, seconds."""

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.errors import ServiceError
+from antiphon.shared.errors import ServiceError
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _SHOWN = rf"{_NUMBER}\.{_NUMBER}e?"

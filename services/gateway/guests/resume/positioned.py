@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import cast
 
-from services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState, NumberedEncoder
-from services.gateway.apis.openai.answers.choices import Choice, merge
-from services.gateway.edge.http import sse
-from services.gateway.guests.resume.cut import ALL, SequenceCut
-from services.gateway.guests.resume.position import START, Part, Position, Shown
-from services.gateway.path.generation import SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState, NumberedEncoder
+from antiphon.services.gateway.apis.openai.answers.choices import Choice, merge
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.resume.cut import ALL, SequenceCut
+from antiphon.services.gateway.guests.resume.position import START, Part, Position, Shown
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.errors import ServiceError
 
 Take = Callable[[SequenceUpdate], tuple[Choice, str]]
 """Adds an update to its choice. Returns the choice, and its text if it has no parser."""

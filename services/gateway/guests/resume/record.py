@@ -2,8 +2,8 @@
 
 import msgspec
 
-from services.gateway.guests.resume.body_images import BodyImage, FetchedImage
-from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
+from antiphon.services.gateway.guests.resume.body_images import BodyImage, FetchedImage
+from antiphon.shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -6,14 +6,14 @@ from typing import NoReturn
 
 from starlette.types import Receive
 
-from services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
-from services.gateway.apis.openai.serving import ResponseRunner, Sink
-from services.gateway.edge.http import sse
-from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, watched
-from services.gateway.guests.resume.journal import JournaledStream
-from services.gateway.guests.resume.positioned import PositionedEvents
-from services.gateway.path.generation import ResumedOutput
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
+from antiphon.services.gateway.apis.openai.serving import ResponseRunner, Sink
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, watched
+from antiphon.services.gateway.guests.resume.journal import JournaledStream
+from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
+from antiphon.services.gateway.path.generation import ResumedOutput
+from antiphon.shared.errors import ServiceError
 
 
 class RunningStream:

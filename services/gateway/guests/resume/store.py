@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from services.gateway.edge.access.kept_images import KeptImages
-from services.gateway.guests.resume.body_images import WholeBody, whole_body
-from services.gateway.guests.resume.journal_reader import JournalReader
-from services.gateway.guests.resume.record import JournalEntry, StreamRecord, decoded_record, encoded
-from shared.bus.durable_log import LogConfig, LogUnavailableError
-from shared.deployment import stores
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.kept_images import KeptImages
+from antiphon.services.gateway.guests.resume.body_images import WholeBody, whole_body
+from antiphon.services.gateway.guests.resume.journal_reader import JournalReader
+from antiphon.services.gateway.guests.resume.record import JournalEntry, StreamRecord, decoded_record, encoded
+from antiphon.shared.bus.durable_log import LogConfig, LogUnavailableError
+from antiphon.shared.deployment import stores
+from antiphon.shared.errors import ServiceError
 
 
 class RecordStore:

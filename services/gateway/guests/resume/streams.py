@@ -16,29 +16,35 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.openai.serving import LAST_EVENT_ID, RESUMABLE, StreamBook
-from services.gateway.edge.access.call import current_call, is_id, may_see
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.routing.direct_route import Endpoint
-from services.gateway.edge.http.server.web_socket import FROM_SOCKET
-from services.gateway.guests.resume.body_images import CutBody, WholeBody, without_images
-from services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, stored_request
-from services.gateway.guests.resume.cut import beyond_the_end
-from services.gateway.guests.resume.journal import Journal, JournaledStream
-from services.gateway.guests.resume.position import Position, parse
-from services.gateway.guests.resume.positioned import PositionedEvents
-from services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
-from services.gateway.guests.resume.running import RunningStream, taken
-from services.gateway.guests.resume.store import StreamStore, body_of, unavailable
-from services.gateway.path.guest import Guest
-from shared import limits
-from shared.actors.actor import Envelope, handles
-from shared.actors.host import Host
-from shared.bus.durable_log import LogUnavailableError
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import StreamTaken
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
+from antiphon.services.gateway.apis.openai.serving import LAST_EVENT_ID, RESUMABLE, StreamBook
+from antiphon.services.gateway.edge.access.call import current_call, is_id, may_see
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.routing.direct_route import Endpoint
+from antiphon.services.gateway.edge.http.server.web_socket import FROM_SOCKET
+from antiphon.services.gateway.guests.resume.body_images import CutBody, WholeBody, without_images
+from antiphon.services.gateway.guests.resume.claim import (
+    Claim,
+    claimed_record,
+    is_recordable,
+    new_record,
+    stored_request,
+)
+from antiphon.services.gateway.guests.resume.cut import beyond_the_end
+from antiphon.services.gateway.guests.resume.journal import Journal, JournaledStream
+from antiphon.services.gateway.guests.resume.position import Position, parse
+from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
+from antiphon.services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
+from antiphon.services.gateway.guests.resume.running import RunningStream, taken
+from antiphon.services.gateway.guests.resume.store import StreamStore, body_of, unavailable
+from antiphon.services.gateway.path.guest import Guest
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import Envelope, handles
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import StreamTaken
 
 log = logging.getLogger(__name__)
 _CLAIMS_MAX = 5

@@ -19,16 +19,16 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.edge.access.call import new_id
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, ModelCard, PendingParams, PromptInputs
-from services.gateway.path.guest import Guest, Running
-from services.gateway.path.models.versions import VersionDirectory
-from services.gateway.path.record import NOT_RECORDED
-from services.gateway.path.requests.request_actor import RequestActor
-from shared.codec import unpack_ids
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.call import new_id
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, PendingParams, PromptInputs
+from antiphon.services.gateway.path.guest import Guest, Running
+from antiphon.services.gateway.path.models.versions import VersionDirectory
+from antiphon.services.gateway.path.record import NOT_RECORDED
+from antiphon.services.gateway.path.requests.request_actor import RequestActor
+from antiphon.shared.codec import unpack_ids
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 RUNNING_MAX = 8

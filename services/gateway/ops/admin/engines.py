@@ -6,14 +6,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.listing import check_query
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import NOT_KEPT, json_response
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.path.placement.engine_controls import EngineControls, EngineView
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.listing import check_query
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import NOT_KEPT, json_response
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.path.placement.engine_controls import EngineControls, EngineView
+from antiphon.shared.errors import ServiceError
 
 
 class DrainBody(msgspec.Struct, kw_only=True):

@@ -6,18 +6,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.listing import check_query
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import NOT_KEPT, json_response
-from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.path.guest import Guests
-from services.gateway.path.models.versions import VersionDirectory
-from shared.deployment.model_versions import ModelState
-from shared.errors import ServiceError
-from shared.messages import ChangeModel
-from shared.request.checks import given, refuse
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.listing import check_query
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import NOT_KEPT, json_response
+from antiphon.services.gateway.edge.http.routing.openapi import Body
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.models.versions import VersionDirectory
+from antiphon.shared.deployment.model_versions import ModelState
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChangeModel
+from antiphon.shared.request.checks import given, refuse
 
 B = TypeVar("B", bound=msgspec.Struct)
 

@@ -10,8 +10,8 @@ from importlib import resources
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.edge.http.routing.routes import Routes
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.shared.errors import ServiceError
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -45,7 +45,7 @@ class ConsolePage:
     """
 
     def __init__(self) -> None:
-        folder = resources.files("services.gateway.ops.console") / "static"
+        folder = resources.files("antiphon.services.gateway.ops.console") / "static"
         self._files = {
             entry.name: _file(entry.name, entry.read_bytes())
             for entry in folder.iterdir()

@@ -10,18 +10,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.listing import check_query, page
-from services.gateway.edge.access.call import current_call, reachable_key
-from services.gateway.edge.http.json_response import NOT_KEPT, json_response
-from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.ops.timeline.directory import RecordDirectory
-from services.gateway.ops.timeline.slowness import mark_outliers
-from services.gateway.ops.timeline.trace_events import trace_events_of
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import RecordListQuery, RecordOrder, RecordQuery, RequestState
-from shared.request.checks import refuse
-from shared.security.api_keys import ANONYMOUS
+from antiphon.services.gateway.apis.openai.listing import check_query, page
+from antiphon.services.gateway.edge.access.call import current_call, reachable_key
+from antiphon.services.gateway.edge.http.json_response import NOT_KEPT, json_response
+from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.ops.timeline.directory import RecordDirectory
+from antiphon.services.gateway.ops.timeline.slowness import mark_outliers
+from antiphon.services.gateway.ops.timeline.trace_events import trace_events_of
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import RecordListQuery, RecordOrder, RecordQuery, RequestState
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.security.api_keys import ANONYMOUS
 
 _STATES: dict[str, RequestState] = {
     "running": "running",

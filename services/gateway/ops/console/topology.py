@@ -8,10 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.listing import check_query
-from services.gateway.edge.http.json_response import NOT_KEPT, json_response
-from shared.messages import EngineStatus, Heartbeat
-from shared.version import __version__
+from antiphon.services.gateway.apis.openai.listing import check_query
+from antiphon.services.gateway.edge.http.json_response import NOT_KEPT, json_response
+from antiphon.shared.messages import EngineStatus, Heartbeat
+from antiphon.shared.version import __version__
 
 
 class TopologyEndpoint:

@@ -13,10 +13,17 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.edge.metrics import buckets
-from shared.messages import EngineCounters, EngineHistograms, EngineLoad, EngineStatus, Heartbeat, HistogramCounts
-from shared.messages import Metric as Declared
-from shared.observability.histograms import PREEMPTIONS, REQUEST_SECONDS, STEP_TOKENS
+from antiphon.services.gateway.edge.metrics import buckets
+from antiphon.shared.messages import (
+    EngineCounters,
+    EngineHistograms,
+    EngineLoad,
+    EngineStatus,
+    Heartbeat,
+    HistogramCounts,
+)
+from antiphon.shared.messages import Metric as Declared
+from antiphon.shared.observability.histograms import PREEMPTIONS, REQUEST_SECONDS, STEP_TOKENS
 
 _LABELS = ("model_name", "engine")
 _HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineHistograms], HistogramCounts]], ...] = (

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus, VisionStatus
+from antiphon.shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus, VisionStatus
 
 _LABELS = ("service", "id")
 

@@ -9,16 +9,24 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from services.gateway.ops.timeline.contention import contention, during, wait_of
-from services.gateway.ops.timeline.queries import find_record, list_records, ordered
-from services.gateway.ops.timeline.recorder import Recorder
-from shared import limits
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder
-from shared.errors import ServiceError
-from shared.messages import ErrorReply, Heartbeat, Message, RecordList, RecordListQuery, RecordQuery, RecordReply
+from antiphon.services.gateway.ops.timeline.contention import contention, during, wait_of
+from antiphon.services.gateway.ops.timeline.queries import find_record, list_records, ordered
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import (
+    ErrorReply,
+    Heartbeat,
+    Message,
+    RecordList,
+    RecordListQuery,
+    RecordQuery,
+    RecordReply,
+)
 
 log = logging.getLogger(__name__)
 _LIST = Decoder([RecordList, ErrorReply])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.batch_rows import num_reserved_rows
+from antiphon.shared.batch_rows import num_reserved_rows
 
 MOST, ALSO = 0.5, 0.2
 """Shares of the request's whole time. A cause from the first share on took "most of the time"; a further cause from the

@@ -1,11 +1,11 @@
 """The records of requests in one gateway: takes the engines' steps, and answers other gateways."""
 
-from services.gateway.ops.timeline.directory import BusRecordDirectory
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.path.actor import GatewayActor
-from services.gateway.path.guest import Guest
-from shared.actors.actor import Envelope, handles
-from shared.messages import RecordList, RecordListQuery, RecordQuery, RecordReply, StepEvents
+from antiphon.services.gateway.ops.timeline.directory import BusRecordDirectory
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.services.gateway.path.guest import Guest
+from antiphon.shared.actors.actor import Envelope, handles
+from antiphon.shared.messages import RecordList, RecordListQuery, RecordQuery, RecordReply, StepEvents
 
 
 class Timeline(Guest):

@@ -6,12 +6,12 @@
 from itertools import islice
 from typing import Any
 
-from services.gateway.ops.timeline.recorder import Recorder
-from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.ops.timeline.slowness import mark_slow, usual_token_s
-from services.gateway.ops.timeline.timeline import summary_of, timeline_of
-from shared import limits
-from shared.messages import RecordListQuery, RecordQuery
+from antiphon.services.gateway.ops.timeline.recorder import Recorder
+from antiphon.services.gateway.ops.timeline.request_record import RequestRecord
+from antiphon.services.gateway.ops.timeline.slowness import mark_slow, usual_token_s
+from antiphon.services.gateway.ops.timeline.timeline import summary_of, timeline_of
+from antiphon.shared import limits
+from antiphon.shared.messages import RecordListQuery, RecordQuery
 
 SIMILAR_MAX = 256
 """Latest requests of a model from which the usual time for a token is computed. Bounds the time for one timeline,

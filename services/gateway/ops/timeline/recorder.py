@@ -5,12 +5,12 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from services.gateway.ops.timeline.request_record import RequestRecord, ToldStep
-from services.gateway.path.record import NOT_RECORDED, RecordedRequest, RequestFacts
-from shared import limits
-from shared.messages import StepEvents
-from shared.observability.step_rows import unpacked
-from shared.structures.kept import Kept
+from antiphon.services.gateway.ops.timeline.request_record import RequestRecord, ToldStep
+from antiphon.services.gateway.path.record import NOT_RECORDED, RecordedRequest, RequestFacts
+from antiphon.shared import limits
+from antiphon.shared.messages import StepEvents
+from antiphon.shared.observability.step_rows import unpacked
+from antiphon.shared.structures.kept import Kept
 
 STEPS_BEFORE = 3
 """Number of last steps of each engine that are remembered, for the records of the sequences that begin next."""

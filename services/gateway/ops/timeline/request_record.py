@@ -1,14 +1,14 @@
-"""The record of one request. It is bounded: events beyond a limit of `shared.limits` are only counted."""
+"""The record of one request. It is bounded: events beyond a limit of `antiphon.shared.limits` are only counted."""
 
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.gateway.path.record import RecordedRequest, RequestFacts
-from shared import limits
-from shared.messages import StepEvent, UsageOutcome
-from shared.observability.step_rows import STEP_COLUMNS
+from antiphon.services.gateway.path.record import RecordedRequest, RequestFacts
+from antiphon.shared import limits
+from antiphon.shared.messages import StepEvent, UsageOutcome
+from antiphon.shared.observability.step_rows import STEP_COLUMNS
 
 _MICROSECONDS = 1e6
 TURN_SHOWN_S = 1e-3
@@ -210,7 +210,7 @@ class RequestRecord(RecordedRequest):
         self.ended_us = self._elapsed_us()
 
     def add_steps(self, index: int, attempt: int, rows: "array[int]", told: Sequence[ToldStep] = ()) -> None:
-        """Adds what steps of an engine did for a sequence (`shared.observability.step_rows`).
+        """Adds what steps of an engine did for a sequence (`antiphon.shared.observability.step_rows`).
 
         `told`: the engine's steps in the same message, and those before it, as far as known.
         """

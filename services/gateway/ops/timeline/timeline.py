@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from services.gateway.ops.timeline.explanation import explain
-from services.gateway.ops.timeline.request_record import PIECE_COLUMNS, Attempt, RequestRecord, SequenceRecord
-from shared.observability.step_rows import STEP_COLUMNS
+from antiphon.services.gateway.ops.timeline.explanation import explain
+from antiphon.services.gateway.ops.timeline.request_record import PIECE_COLUMNS, Attempt, RequestRecord, SequenceRecord
+from antiphon.shared.observability.step_rows import STEP_COLUMNS
 
 
 def summary_of(record: RequestRecord) -> dict[str, Any]:

@@ -8,7 +8,7 @@ timeline (see `timeline.timeline` about clocks).
 from collections.abc import Iterator
 from typing import Any
 
-from shared.version import __version__
+from antiphon.shared.version import __version__
 
 _GATEWAY, _FIRST_ENGINE = 1, 2
 _PHASES = 1

@@ -6,9 +6,9 @@ tenths of a second. Without the wait, each request that arrives in that time wou
 
 import asyncio
 
-from shared import limits
-from shared.actors.host import Host
-from shared.errors import ServiceError
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.errors import ServiceError
 
 POLL_S = 0.02
 RETRY_AFTER_S = 1.0

@@ -8,16 +8,16 @@ that is only slow or frozen still has its subscription: if it answers, its lease
 import logging
 from collections.abc import Callable, Sequence
 
-from services.gateway.path.sequence_state import Address
-from services.gateway.path.service_clients import ProbeResult, ServiceClients
-from shared import limits
-from shared.actors.background import Background
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.bus.transport import Delivery
-from shared.codec import DecodeError, Decoder
-from shared.messages import Heartbeat, MemberEnded
-from shared.observability.rare_logs import RareLog
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.services.gateway.path.service_clients import ProbeResult, ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.actors.background import Background
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import DecodeError, Decoder
+from antiphon.shared.messages import Heartbeat, MemberEnded
+from antiphon.shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
 ENDED = "its process has ended"

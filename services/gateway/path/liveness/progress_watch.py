@@ -6,8 +6,8 @@ engine are kept in the order of these times, so finding the overdue ones does no
 
 from collections import OrderedDict, defaultdict
 
-from services.gateway.path.sequence_state import Address
-from shared import limits
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared import limits
 
 
 class ProgressWatch:

@@ -1,8 +1,8 @@
 """When a gateway may judge the silence of members: not while it was itself delayed, or disconnected from the bus."""
 
-from shared import limits
-from shared.bus.transport import Transport
-from shared.clock import Clock
+from antiphon.shared import limits
+from antiphon.shared.bus.transport import Transport
+from antiphon.shared.clock import Clock
 
 TICK_S = limits.HEARTBEAT_INTERVAL_S
 """Interval of the liveness check, in seconds. The check runs when a heartbeat arrives, so that an idle process is not

@@ -10,15 +10,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
 
-from services.gateway.path.generation import ModelCard
-from services.gateway.path.guest import Guests
-from services.gateway.path.models.versions import VersionDirectory
-from services.gateway.path.router import model_of, served_configurations, served_models
-from shared import limits
-from shared.actors.presence import Members
-from shared.clock import Clock
-from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat, PoolStatus
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.models.versions import VersionDirectory
+from antiphon.services.gateway.path.router import model_of, served_configurations, served_models
+from antiphon.shared import limits
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.clock import Clock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineStatus, Heartbeat, PoolStatus
 
 SERVICES = ("engine", "tokenizer", "detokenizer")
 """A model needs at least one member of each of these services."""

@@ -1,19 +1,19 @@
 """The versions of models in one gateway: which version gets the requests for a name, and orders for launchers.
 
-See `shared.deployment.model_versions`. The state is read from the store at the start; afterwards launchers announce
-changes.
+See `antiphon.shared.deployment.model_versions`. The state is read from the store at the start; afterwards launchers
+announce changes.
 """
 
 import asyncio
 import logging
 
-from shared import limits
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.bus.key_value import StoreUnavailableError
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder
-from shared.deployment.model_versions import (
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.key_value import StoreUnavailableError
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder
+from antiphon.shared.deployment.model_versions import (
     DECODER,
     ModelState,
     ModelStates,
@@ -22,8 +22,8 @@ from shared.deployment.model_versions import (
     routed,
     version_name,
 )
-from shared.errors import ServiceError
-from shared.messages import ChangeModel, ErrorReply, Message, ModelsChanged
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChangeModel, ErrorReply, Message, ModelsChanged
 
 log = logging.getLogger(__name__)
 _CHANGED = Decoder([ModelsChanged, ErrorReply])

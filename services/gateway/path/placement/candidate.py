@@ -4,16 +4,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.gateway.path.guest import RequestGuest
-from services.gateway.path.messages import RequestMessages
-from services.gateway.path.placement.placement_queue import Ticket
-from services.gateway.path.router import configuration_of, ready_members
-from services.gateway.path.sequence_state import Address, Phase, Prefill, SequenceState
-from services.gateway.path.service_clients import PeerUnavailableError
-from shared import limits
-from shared.blocks import split_hashes
-from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat
+from antiphon.services.gateway.path.guest import RequestGuest
+from antiphon.services.gateway.path.messages import RequestMessages
+from antiphon.services.gateway.path.placement.placement_queue import Ticket
+from antiphon.services.gateway.path.router import configuration_of, ready_members
+from antiphon.services.gateway.path.sequence_state import Address, Phase, Prefill, SequenceState
+from antiphon.services.gateway.path.service_clients import PeerUnavailableError
+from antiphon.shared import limits
+from antiphon.shared.blocks import split_hashes
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineStatus, Heartbeat
 
 Failure = ServiceError | PeerUnavailableError
 """Failure of a message to a member. ServiceError: the request fails. PeerUnavailableError: another member may be tried.

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.gateway.path.guest import Guests
-from services.gateway.path.placement.candidate import Candidate, Failure
-from services.gateway.path.placement.placement_queue import PlacementQueue
-from services.gateway.path.placement.queue_wait import QueueWaits
-from services.gateway.path.router import Router, configuration_of, model_of, ready_members
-from services.gateway.path.sequence_state import Address, Prefill
-from services.gateway.path.service_clients import PeerUnavailableError, ServiceClients
-from shared import limits
-from shared.actors.background import Background
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.codec import encode_split
-from shared.errors import CODES, ServiceError
-from shared.messages import (
+from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.placement.candidate import Candidate, Failure
+from antiphon.services.gateway.path.placement.placement_queue import PlacementQueue
+from antiphon.services.gateway.path.placement.queue_wait import QueueWaits
+from antiphon.services.gateway.path.router import Router, configuration_of, model_of, ready_members
+from antiphon.services.gateway.path.sequence_state import Address, Prefill
+from antiphon.services.gateway.path.service_clients import PeerUnavailableError, ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.actors.background import Background
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.codec import encode_split
+from antiphon.shared.errors import CODES, ServiceError
+from antiphon.shared.messages import (
     EngineStatus,
     Heartbeat,
     KvSource,

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from services.gateway.path.placement.moves import Move, Moves
-from services.gateway.path.router import model_of, ready_members
-from shared import limits
-from shared.actors.actor import ask
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.bus.transport import NoRespondersError, RequestTimeoutError
-from shared.codec import Decoder
-from shared.errors import ServiceError
-from shared.messages import Ack, EngineStatus, ErrorReply, Heartbeat, Withdraw
+from antiphon.services.gateway.path.placement.moves import Move, Moves
+from antiphon.services.gateway.path.router import model_of, ready_members
+from antiphon.shared import limits
+from antiphon.shared.actors.actor import ask
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
+from antiphon.shared.codec import Decoder
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Ack, EngineStatus, ErrorReply, Heartbeat, Withdraw
 
 _ACK = Decoder([Ack, ErrorReply])
 

@@ -3,10 +3,10 @@
 The second line is that of the idle lane. The dispatcher serves it only while the first one is empty; `promote` moves
 the tickets whose time in the idle lane is over to the first line.
 
-Clients (API keys) share by weighted fair queueing in tokens (`shared.structures.fair_order`), so a client with many
-requests does not delay the others. The order of the sequences of one client is priority (lower first), then arrival. A
-sequence whose engine was lost keeps its arrival number, so it goes before all sequences of the client that arrived
-later. The caller may give it an earlier turn.
+Clients (API keys) share by weighted fair queueing in tokens (`antiphon.shared.structures.fair_order`), so a client with
+many requests does not delay the others. The order of the sequences of one client is priority (lower first), then
+arrival. A sequence whose engine was lost keeps its arrival number, so it goes before all sequences of the client that
+arrived later. The caller may give it an earlier turn.
 """
 
 import heapq
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from services.gateway.path.generation import Client
-from shared.structures.fair_order import FairOrder
+from antiphon.services.gateway.path.generation import Client
+from antiphon.shared.structures.fair_order import FairOrder
 
 T = TypeVar("T", bound="Ticket")
 STALE_ITEMS_MAX = 64

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.gateway.path.placement.placement_queue import PlacementQueue
-from services.gateway.path.router import Router, model_of
-from shared.messages import EngineStatus, Heartbeat
+from antiphon.services.gateway.path.placement.placement_queue import PlacementQueue
+from antiphon.services.gateway.path.router import Router, model_of
+from antiphon.shared.messages import EngineStatus, Heartbeat
 
 KNOWN_S = 1.0
 """Time for which sequences must have waited without a break before there is an estimate."""

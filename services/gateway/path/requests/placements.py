@@ -5,15 +5,15 @@ A placement consists of an engine, a detokenizer with the text stream, and possi
 
 from collections.abc import Sequence
 
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.guest import RequestGuest, Running
-from services.gateway.path.messages import RequestMessages
-from services.gateway.path.placement.candidate import Candidate, Failure, candidates_of
-from services.gateway.path.requests.repairs import Repairs
-from services.gateway.path.sequence_state import Address, Phase, SequenceState
-from services.gateway.path.service_clients import ServiceClients
-from shared.errors import ServiceError
-from shared.messages import SequenceMark
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.guest import RequestGuest, Running
+from antiphon.services.gateway.path.messages import RequestMessages
+from antiphon.services.gateway.path.placement.candidate import Candidate, Failure, candidates_of
+from antiphon.services.gateway.path.requests.repairs import Repairs
+from antiphon.services.gateway.path.sequence_state import Address, Phase, SequenceState
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import SequenceMark
 
 MOVED = "moved"
 """Reason in the request's record for leaving a draining engine."""

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.generation import GenerationRequest, ModelCard, ThinkingLimit
-from services.gateway.path.guest import Attachment
-from services.gateway.path.messages import Prompt, RequestMessages
-from services.gateway.path.requests.request_actor import RequestActor
-from services.gateway.path.router import model_of
-from services.gateway.path.service_clients import ServiceClients
-from shared import limits
-from shared.blocks import chain_hashes
-from shared.codec import pack_ids, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import PromptImage, TokenizedPrompt, TokenizeReply, TokenizeRequest
-from shared.parameters.context import AS_MANY_AS_FIT, check_text_size, fitted, num_bytes, text_bytes_max
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams, check, check_vocabulary
-from shared.parameters.thinking import ThinkingBudget
-from shared.request.checks import refuse
-from shared.request.choices import param_of_number
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, ThinkingLimit
+from antiphon.services.gateway.path.guest import Attachment
+from antiphon.services.gateway.path.messages import Prompt, RequestMessages
+from antiphon.services.gateway.path.requests.request_actor import RequestActor
+from antiphon.services.gateway.path.router import model_of
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.blocks import chain_hashes
+from antiphon.shared.codec import pack_ids, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import PromptImage, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from antiphon.shared.parameters.context import AS_MANY_AS_FIT, check_text_size, fitted, num_bytes, text_bytes_max
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams, check, check_vocabulary
+from antiphon.shared.parameters.thinking import ThinkingBudget
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.choices import param_of_number
 
 UTF8_BYTES_MAX = 4
 """Bytes of one character in UTF-8."""

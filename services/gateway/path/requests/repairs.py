@@ -6,13 +6,13 @@ that did not arrive.
 
 from collections.abc import Callable
 
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.guest import Running
-from services.gateway.path.sequence_state import Address, Phase, SequenceState
-from services.gateway.path.service_clients import PeerUnavailableError
-from shared import limits
-from shared.errors import ServiceError
-from shared.messages import SequenceMark
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.guest import Running
+from antiphon.services.gateway.path.sequence_state import Address, Phase, SequenceState
+from antiphon.services.gateway.path.service_clients import PeerUnavailableError
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import SequenceMark
 
 
 class Repairs:

@@ -10,23 +10,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from services.gateway.path.gateway_parts import GatewayParts
-from services.gateway.path.generation import (
+from antiphon.services.gateway.path.gateway_parts import GatewayParts
+from antiphon.services.gateway.path.generation import (
     GenerationRequest,
     ModelCard,
     RequestTimes,
     SequenceUpdate,
     TokenCounts,
 )
-from services.gateway.path.messages import Prompt, RequestMessages
-from services.gateway.path.outlet import Outlet
-from services.gateway.path.placement.candidate import Candidate
-from services.gateway.path.requests.placements import Placements, tell_release_all
-from services.gateway.path.sequence_state import Address, ApplyResult, SequenceState
-from shared import limits
-from shared.codec import unpack_ids
-from shared.errors import CODES, ServiceError
-from shared.messages import TextEvent, TokenEvent
+from antiphon.services.gateway.path.messages import Prompt, RequestMessages
+from antiphon.services.gateway.path.outlet import Outlet
+from antiphon.services.gateway.path.placement.candidate import Candidate
+from antiphon.services.gateway.path.requests.placements import Placements, tell_release_all
+from antiphon.services.gateway.path.sequence_state import Address, ApplyResult, SequenceState
+from antiphon.shared import limits
+from antiphon.shared.codec import unpack_ids
+from antiphon.shared.errors import CODES, ServiceError
+from antiphon.shared.messages import TextEvent, TokenEvent
 
 
 class RequestActor:

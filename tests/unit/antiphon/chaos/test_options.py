@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from antiphon.chaos.options import add_options, read_options
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 
 def read(*words: str) -> None:

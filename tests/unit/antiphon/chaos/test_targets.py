@@ -13,12 +13,13 @@ import pytest
 from antiphon.chaos import targets
 from antiphon.chaos.schedule import Fault
 from antiphon.chaos.targets import Injector, find_targets, process_state
-from shared.actors.standby import ACTIVE, MODULE
+from antiphon.shared.actors.standby import ACTIVE, MODULE
 
 IDLE = "import time; time.sleep(60)"
 LAUNCHER = """
 import subprocess, sys, time
-def start(): return subprocess.Popen([sys.executable, "-c", {idle!r}, "services.engine", "--service-id=engine-1"])
+MODULE = "antiphon.services.engine"
+def start(): return subprocess.Popen([sys.executable, "-c", {idle!r}, MODULE, "--service-id=engine-1"])
 child = start()
 while True:
     if child.poll() is not None and {restarts}: child = start()
@@ -61,7 +62,7 @@ async def test_only_the_children_of_the_launcher_are_looked_at_if_the_kernel_lis
 
 async def test_a_standby_is_no_target_until_it_is_active():
     code = f"import sys; sys.stdin.readline(); open('/proc/self/comm', 'w').write({ACTIVE!r}); {IDLE}"
-    argv = [sys.executable, "-c", code, MODULE, "json", "services.engine", "--service-id=engine-1"]
+    argv = [sys.executable, "-c", code, MODULE, "json", "antiphon.services.engine", "--service-id=engine-1"]
     process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.PIPE)
     try:
         assert "engine-1" not in find_targets(os.getpid())

@@ -18,8 +18,8 @@ from antiphon.disaggregation.instance import Deployment, check_lengths, check_po
 from antiphon.disaggregation.join import sign
 from antiphon.disaggregation.table_tool import generate, merge
 from antiphon.settings import InstanceSettings
-from shared.distributed.cluster_key import read_key
-from shared.flags import SettingsError
+from antiphon.shared.distributed.cluster_key import read_key
+from antiphon.shared.flags import SettingsError
 
 IP, OTHER = "192.0.2.10", "192.0.2.11"
 LLM_TOOLS = Path(cli.__file__).parents[1] / "infra" / "llm_tools"

@@ -19,8 +19,8 @@ from antiphon.disaggregation.scheduler import Gathering
 from antiphon.disaggregation.table_tool import generate
 from antiphon.disaggregation.worker import Worker
 from antiphon.settings import InstanceSettings
+from antiphon.shared.security.bus_permissions import password
 from antiphon.supervision.fleet import Failure
-from shared.security.bus_permissions import password
 
 IP, KEY = "127.0.0.1", b"0123456789abcdef"
 

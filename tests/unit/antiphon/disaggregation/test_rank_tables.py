@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.cli import main
 from antiphon.disaggregation.rank_table import read_global, read_local
-from shared.flags import SettingsError
+from antiphon.shared.flags import SettingsError
 
 ROOT = Path(__file__).resolve().parents[4]
 TOOL = ROOT / "infra" / "llm_tools" / "PD_separate" / "pd_ranktable_tools.py"

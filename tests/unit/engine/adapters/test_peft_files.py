@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.adapters.library import AdapterLibrary
-from services.engine.adapters.peft_files import AdapterReader
-from services.engine.models.registry import find_family
-from services.engine.worker.loading.model_files import read_config
-from shared.errors import ServiceError
+from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.adapters.peft_files import AdapterReader
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.shared.errors import ServiceError
 from tests.adapters import make_adapter
 from tests.models import make_model
 

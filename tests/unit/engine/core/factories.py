@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
-from services.engine.core.request import Outcome, SequenceSpec
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.shared.parameters.sampling import SamplingParams
 
 EOS = 2
 VOCAB_SIZE = 1000

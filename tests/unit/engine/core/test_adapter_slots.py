@@ -1,6 +1,6 @@
 """Adapter slots: who holds one, which is refilled, and what the worker is told."""
 
-from services.engine.core.adapter_slots import AdapterSlots
+from antiphon.services.engine.core.adapter_slots import AdapterSlots
 
 
 def test_an_adapter_keeps_its_slot_until_another_one_needs_it() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.engine.core.core import Core
-from services.engine.core.policy.delay import AdmissionDelay
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.policy.delay import AdmissionDelay
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec, step
 
 

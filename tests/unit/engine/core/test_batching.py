@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.plan import CoreLimits, EngineFacts, StepPlan, StepResult
-from services.engine.engine import Engine
-from services.engine.executor import Executor
-from services.engine.warmup import warm_up
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.warmup import warm_up
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=100, vocab_size=1000)

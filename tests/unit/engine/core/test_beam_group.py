@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
-from services.engine.core.request import Outcome, SequenceSpec
-from shared.errors import ServiceError
-from shared.parameters.sampling import BeamParams
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
+from antiphon.services.engine.core.request import Outcome, SequenceSpec
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import BeamParams
 from tests.unit.engine.core.factories import make_core, prompt_of, spec, step
 
 PROMPT = prompt_of(10)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.engine.core.beams.beam_search import BeamSearch, num_candidates
-from services.engine.core.plan import SampledLogprobs
-from services.engine.core.stopping import StopRules
-from shared.parameters.sampling import BeamParams
+from antiphon.services.engine.core.beams.beam_search import BeamSearch, num_candidates
+from antiphon.services.engine.core.plan import SampledLogprobs
+from antiphon.services.engine.core.stopping import StopRules
+from antiphon.shared.parameters.sampling import BeamParams
 
 EOS = 2
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.block_pool import BlockPool
 
 
 def free_list(pool: BlockPool) -> list[int]:

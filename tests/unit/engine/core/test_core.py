@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.plan import SampledLogprobs, StepResult
-from shared.errors import ServiceError
-from shared.messages import EngineLoad
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.plan import SampledLogprobs, StepResult
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineLoad
 from tests.unit.engine.core.factories import EOS, VOCAB_SIZE, answer, joined, make_core, prompt_of, shares, spec, step
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

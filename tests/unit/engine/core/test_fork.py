@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from shared.errors import ServiceError
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.shared.errors import ServiceError
 from tests.unit.engine.core.factories import make_core, prompt_of, shares, spec, step
 
 PROMPT = prompt_of(10)

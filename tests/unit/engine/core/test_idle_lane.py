@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.lanes.idle import PROMPT_SHARE
-from services.engine.core.plan import StepPlan
-from services.engine.core.request import Outcome
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.lanes.idle import PROMPT_SHARE
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.core.request import Outcome
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec, step
 
 LONG = 1e9

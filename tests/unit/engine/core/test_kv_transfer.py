@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
-from shared.blocks import chain_hashes, child_hash, root_hash, split_hashes
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.limits import KV_TRANSFER_TOKENS_MIN
-from shared.messages import KvSource
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
+from antiphon.shared.blocks import chain_hashes, child_hash, root_hash, split_hashes
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.limits import KV_TRANSFER_TOKENS_MIN
+from antiphon.shared.messages import KvSource
 from tests.unit.engine.core.factories import answer, make_core, prompt_of, shares, spec, step
 
 PROMPT = prompt_of(22)

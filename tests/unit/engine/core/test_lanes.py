@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.core.lanes import LANES
+from antiphon.services.engine.core.lanes import LANES
 
 ROOT = Path(__file__).parents[4]
 OPTIONAL = {"canary": "CanaryLane", "idle": "IdleLane", "large_head": "LargeHeadLane"}
 RUN = """
 import importlib, pkgutil
-import services.engine.core as package
+import antiphon.services.engine.core as package
 from tests.unit.engine.core.factories import make_core, prompt_of, spec, step
 
 assert package.__path__[0].startswith({root!r})
@@ -33,10 +33,11 @@ print(len(core.scheduler.lanes))
 
 @pytest.mark.parametrize("removed", [*([name] for name in OPTIONAL), list(OPTIONAL)], ids="-".join)
 def test_the_core_works_without_an_optional_lane(removed: list[str], tmp_path: Path) -> None:
-    for folder in ("services", "services/engine"):
+    for folder in ("antiphon/", "antiphon/services", "antiphon/services/engine"):
         (tmp_path / folder).mkdir()
         shutil.copy(ROOT / folder / "__init__.py", tmp_path / folder)
-    core = tmp_path / "services/engine/core"
+    (tmp_path / "antiphon/shared").symlink_to(ROOT / "shared")
+    core = tmp_path / "antiphon/services/engine/core"
     shutil.copytree(ROOT / "services/engine/core", core, ignore=shutil.ignore_patterns("__pycache__"))
     package = core / "lanes/__init__.py"
     for name in removed:

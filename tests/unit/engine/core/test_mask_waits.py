@@ -1,7 +1,7 @@
 """Sequences that get no token because their mask is not ready: they are tried again, a few in each step, in turn."""
 
-from services.engine.core import invariants
-from services.engine.core.lanes.running import TRIED_MAX
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.lanes.running import TRIED_MAX
 from tests.unit.engine.core.factories import answer, make_core, prompt_of, shares, spec, step
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.core import Core
+from antiphon.services.engine.core.core import Core
 from tests.unit.engine.core.factories import answer, make_core, prompt_of, spec
 
 STEPS = 8

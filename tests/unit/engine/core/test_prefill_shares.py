@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.core.core import Core
-from services.engine.core.policy.prefill_shares import divide
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.policy.prefill_shares import divide
 from tests.unit.engine.core.factories import make_core, prompt_of, shares, spec, step
 
 

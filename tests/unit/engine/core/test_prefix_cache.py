@@ -2,11 +2,11 @@
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
-from services.engine.core.kv import prefix_cache
-from shared import blocks
-from shared.codec import pack_ids
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.kv import prefix_cache
+from antiphon.shared import blocks
+from antiphon.shared.codec import pack_ids
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, shares, spec, step
 
 

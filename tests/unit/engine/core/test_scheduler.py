@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.engine.core.core import Core
-from services.engine.core.plan import ScheduledSequence, StepPlan
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import ScheduledSequence, StepPlan
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, shares, spec, step
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.engine.core import invariants
-from services.engine.core.core import Core
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.core import Core
 from tests.unit.engine.core.factories import answer, make_core, prompt_of, shares, spec, step
 
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from services.engine.core.policy.speculation import (
+from antiphon.services.engine.core.policy.speculation import (
     COST_SHARE,
     REFRESH_STEPS,
     SAVED_STEPS_MAX,
     SpeculationController,
 )
-from services.engine.core.policy.step_times import PLAIN_TIMES_MIN, StepTimes
+from antiphon.services.engine.core.policy.step_times import PLAIN_TIMES_MIN, StepTimes
 
 REACH = 4
 

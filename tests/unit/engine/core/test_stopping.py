@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.engine.core.stopping import Verdict, rules_for
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.stopping import Verdict, rules_for
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams
 
 EOS = frozenset({2, 3})
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.engine.core.core import Core
-from services.engine.core.plan import StepPlan
+from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.plan import StepPlan
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, shares, spec, step
 
 

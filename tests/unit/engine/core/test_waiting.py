@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from services.engine.core.policy.waiting import WaitingQueue
-from services.engine.core.sequence import Sequence, Status, from_spec
-from services.engine.core.stopping import rules_for
+from antiphon.services.engine.core.policy.waiting import WaitingQueue
+from antiphon.services.engine.core.sequence import Sequence, Status, from_spec
+from antiphon.services.engine.core.stopping import rules_for
 from tests.unit.engine.core.factories import prompt_of, spec
 
 

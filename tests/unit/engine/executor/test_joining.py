@@ -10,14 +10,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.engine.executor import rank as rank_program
-from services.engine.executor.channel import MESSAGE_BYTES_MAX, Channel, ChannelClosed, Loaded, Start, send_frame
-from services.engine.executor.joining import FRAME_BYTES_MAX, JoinRefused, Listener, join
-from services.engine.executor.rank_processes import Rank, RankWatch
-from services.engine.parallel.meeting import Meeting
-from shared.config import EngineSettings
-from shared.distributed.world import AGAIN, rank_key
-from shared.flags import SettingsError
+from antiphon.services.engine.executor import rank as rank_program
+from antiphon.services.engine.executor.channel import (
+    MESSAGE_BYTES_MAX,
+    Channel,
+    ChannelClosed,
+    Loaded,
+    Start,
+    send_frame,
+)
+from antiphon.services.engine.executor.joining import FRAME_BYTES_MAX, JoinRefused, Listener, join
+from antiphon.services.engine.executor.rank_processes import Rank, RankWatch
+from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.world import AGAIN, rank_key
+from antiphon.shared.flags import SettingsError
 
 KEY = b"the key of this test"
 SETTINGS = EngineSettings(nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)

@@ -7,9 +7,9 @@ from collections import deque
 import pytest
 import torch
 
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.executor import Executor
-from services.engine.parallel.communicator import Communicator
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.parallel.communicator import Communicator
 from tests.support.ranks import StagedRanks
 
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.rotary import make_rotation, rotate
-from services.engine.kernels.silu_mul import silu_mul
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.rotary import make_rotation, rotate
+from antiphon.services.engine.kernels.silu_mul import silu_mul
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

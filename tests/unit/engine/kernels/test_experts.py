@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
-from services.engine.kernels.experts import mixed_experts, route
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
+from antiphon.services.engine.kernels.experts import mixed_experts, route
 
 
 def test_the_weights_are_the_largest_probabilities() -> None:

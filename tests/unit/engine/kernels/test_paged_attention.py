@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.engine.kernels import paged_attention as kernel
-from services.engine.kernels.paged_attention import AttentionShape, Spans, paged_attention, plan_attention, write_kv
+from antiphon.services.engine.kernels import paged_attention as kernel
+from antiphon.services.engine.kernels.paged_attention import (
+    AttentionShape,
+    Spans,
+    paged_attention,
+    plan_attention,
+    write_kv,
+)
 
 BLOCK_SIZE, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_DIM = 4, 64, 2, 3, 8
 SHAPE = AttentionShape(

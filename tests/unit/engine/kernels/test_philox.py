@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from services.engine.kernels.philox import philox_4x32, uniforms
+from antiphon.services.engine.kernels.philox import philox_4x32, uniforms
 
 ONES = 0xFFFFFFFF
 

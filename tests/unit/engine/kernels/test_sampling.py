@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.kernels.sampling import (
+from antiphon.services.engine.kernels.sampling import (
     HEAD_CANDIDATES,
     SamplingColumns,
     candidate_threshold,
@@ -13,7 +13,7 @@ from services.engine.kernels.sampling import (
     relative_weights,
     set_row,
 )
-from shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 VOCAB = 5 * HEAD_CANDIDATES
 

@@ -5,9 +5,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.engine.kernels import paged_attention as kernel
-from services.engine.kernels.alibi import alibi_slopes
-from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention, write_kv
+from antiphon.services.engine.kernels import paged_attention as kernel
+from antiphon.services.engine.kernels.alibi import alibi_slopes
+from antiphon.services.engine.kernels.paged_attention import (
+    AttentionShape,
+    Scores,
+    paged_attention,
+    plan_attention,
+    write_kv,
+)
 
 BLOCK_SIZE, KV_HEADS, GROUP, HEAD_DIM = 4, 2, 3, 8
 SLOPES = alibi_slopes(KV_HEADS * GROUP)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from services.engine.core import invariants
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from shared.config import EngineSettings
-from shared.messages import KvSource
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core import invariants
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.messages import KvSource
+from antiphon.shared.parameters.sampling import SamplingParams
 
 END_S = 30.0
 PROMPT = tuple(3 + (7 * number + number * number) % 250 for number in range(100))

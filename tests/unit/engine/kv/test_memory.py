@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.cpu.kv_memory import PanelMemory
-from services.engine.kv.layout import KvMemory, place_bytes
-from services.engine.kv.pieces import NativeCopy, checksum
-from services.engine.worker.capacity.kv_cache import KvCache
-from services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of, packed_blocks
+from antiphon.services.engine.backends.cpu.kv_memory import PanelMemory
+from antiphon.services.engine.kv.layout import KvMemory, place_bytes
+from antiphon.services.engine.kv.pieces import NativeCopy, checksum
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of, packed_blocks
 from tests.native.libraries import library
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 2, 5, 64, 2, 24

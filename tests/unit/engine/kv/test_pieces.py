@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.kv.pieces import Bytes, NativeCopy, PiecedBlocks, checksum
+from antiphon.services.engine.kv.pieces import Bytes, NativeCopy, PiecedBlocks, checksum
 from tests.native.libraries import VARIANTS, library
 
 BLOCKS, GUARD = 3, 0xA5

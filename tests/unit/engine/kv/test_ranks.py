@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.engine.executor.rank_memory import RankMemory, parts_of, serve_blocks
-from services.engine.kv.layout import KvLayout
-from services.engine.kv.pieces import Bytes, checksum
-from services.engine.parallel.shard import Shard, local_description
-from services.engine.worker.loading.model_files import describe_model
+from antiphon.services.engine.executor.rank_memory import RankMemory, parts_of, serve_blocks
+from antiphon.services.engine.kv.layout import KvLayout
+from antiphon.services.engine.kv.pieces import Bytes, checksum
+from antiphon.services.engine.parallel.shard import Shard, local_description
+from antiphon.services.engine.worker.loading.model_files import describe_model
 from tests.unit.engine.kv.engines import PROMPT, Running, run, started
 
 TORCH = {"cpu_backend": "torch"}

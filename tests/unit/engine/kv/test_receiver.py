@@ -3,12 +3,12 @@
 import asyncio
 import socket
 
-from services.engine.core.kv.kv_transfer import KvLoad
-from services.engine.kv.channel import Channel
-from services.engine.kv.pieces import checksum
-from services.engine.kv.receiver import load
-from services.engine.kv.shared_memory import ReceiverPool, SenderPool
-from services.engine.kv.wire import Alive, Block, Fetch, Taken
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad
+from antiphon.services.engine.kv.channel import Channel
+from antiphon.services.engine.kv.pieces import checksum
+from antiphon.services.engine.kv.receiver import load
+from antiphon.services.engine.kv.shared_memory import ReceiverPool, SenderPool
+from antiphon.services.engine.kv.wire import Alive, Block, Fetch, Taken
 from tests.sim.transfers import NoMemory
 
 NAMES = (b"1" * 16, b"2" * 16)

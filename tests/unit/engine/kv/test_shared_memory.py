@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.kv import shared_memory
-from services.engine.kv.shared_memory import ReceiverPool, SenderPool, SharedMemory, num_places
-from shared import limits
+from antiphon.services.engine.kv import shared_memory
+from antiphon.services.engine.kv.shared_memory import ReceiverPool, SenderPool, SharedMemory, num_places
+from antiphon.shared import limits
 
 MIB, SIZE = 2**20, 100
 HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"

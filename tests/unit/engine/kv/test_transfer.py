@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.engine.kv import shared_memory
-from services.engine.kv.connector import KvConnector
-from services.engine.kv.pieces import checksum
-from shared import limits
-from shared.config import EngineSettings, check_engine
-from shared.flags import SettingsError
-from shared.messages import KvSource
+from antiphon.services.engine.kv import shared_memory
+from antiphon.services.engine.kv.connector import KvConnector
+from antiphon.services.engine.kv.pieces import checksum
+from antiphon.shared import limits
+from antiphon.shared.config import EngineSettings, check_engine
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import KvSource
 from tests.conftest import free_port
 from tests.support.transfer_faults import Faults, Kind
 from tests.unit.engine.kv.engines import PROMPT, Running, run, started

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from services.engine.models.description import DecoderDescription
-from services.engine.models.registry import find_family
-from shared.errors import ServiceError
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.registry import find_family
+from antiphon.shared.errors import ServiceError
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from services.engine.models.layers.linear import DenseLinear, PackedLinear, can_pack, make_linear
+from antiphon.services.engine.models.layers.linear import DenseLinear, PackedLinear, can_pack, make_linear
 
 CPU = torch.device("cpu")
 

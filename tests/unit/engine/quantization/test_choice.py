@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.engine.quantization.choice import weight_form
-from shared.config import EngineSettings
+from antiphon.services.engine.quantization.choice import weight_form
+from antiphon.shared.config import EngineSettings
 
 
 @pytest.mark.parametrize(("asked", "native", "told"), [("ifq", False, True), ("ifq", True, False), ("", False, False)])

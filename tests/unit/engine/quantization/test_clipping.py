@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from services.engine.quantizer.clipping import clipped
-from services.engine.quantizer.grid import Ranges, extremes, with_zeros
+from antiphon.services.engine.quantizer.clipping import clipped
+from antiphon.services.engine.quantizer.grid import Ranges, extremes, with_zeros
 
 SIZE, GROUPS, OUTPUTS = 16, 6, 40
 

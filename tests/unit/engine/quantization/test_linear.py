@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from services.engine.models.layers.linear import QuantizedLinear, make_linear
-from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight, stack
+from antiphon.services.engine.models.layers.linear import QuantizedLinear, make_linear
+from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
 
 KINDS = {
     "int8": lambda weight: quantize_int8(weight),

@@ -1,8 +1,8 @@
 """The engine's histograms of waiting, prefill and decoding."""
 
-from services.engine.core.request import Outcome
-from services.engine.records.request_times import RequestTimes
-from services.engine.steps.loop import StepReport
+from antiphon.services.engine.core.request import Outcome
+from antiphon.services.engine.records.request_times import RequestTimes
+from antiphon.services.engine.steps.loop import StepReport
 from tests.unit.engine.records.test_step_recorder import Hand
 
 

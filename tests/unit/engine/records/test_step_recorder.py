@@ -2,15 +2,15 @@
 
 import pytest
 
-from services.engine.core.plan import CoreLimits, EngineFacts
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.records.step_recorder import StepRecorder
-from services.engine.steps.loop import StepReport
-from shared import limits
-from shared.messages import SequenceSteps
-from shared.observability.step_rows import STEP_COLUMNS, unpacked
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.records.step_recorder import StepRecorder
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.shared import limits
+from antiphon.shared.messages import SequenceSteps
+from antiphon.shared.observability.step_rows import STEP_COLUMNS, unpacked
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.unit.engine.test_loop import CountingWorker
 
 

@@ -11,16 +11,16 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from services.engine.sampling import masks
-from services.engine.sampling.grammar import TOKENS_AT_A_TIME, GrammarCompiler, GrammarProcessor
-from services.engine.sampling.processor import Adjustment
-from services.engine.sampling.processors import processors_of
-from shared import limits
-from shared.errors import ServiceError
-from shared.models.model_files import DEMO_DIRECTORY
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams
-from shared.text.grammars import constraint
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.sampling.grammar import TOKENS_AT_A_TIME, GrammarCompiler, GrammarProcessor
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.services.engine.sampling.processors import processors_of
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.text.grammars import constraint
 
 END = 0
 SIZE = 4100

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.engine.sampling.mask_time import SHORT_S, MaskAccount, Stopwatch, in_turn
-from shared import limits
+from antiphon.services.engine.sampling.mask_time import SHORT_S, MaskAccount, Stopwatch, in_turn
+from antiphon.shared import limits
 
 STEP_S = limits.MASKS_STEP_LEAST_S
 COSTS = st.lists(st.floats(0.0, 0.05), max_size=40)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.engine.sampling import masks
+from antiphon.services.engine.sampling import masks
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 70])

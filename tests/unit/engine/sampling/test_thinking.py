@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from services.engine.sampling import masks
-from services.engine.sampling.processor import Adjustment
-from services.engine.sampling.processors import processors_of
-from services.engine.sampling.thinking import ThinkingLimit
-from shared.parameters.sampling import SamplingParams
-from shared.parameters.thinking import ThinkingBudget
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.services.engine.sampling.processors import processors_of
+from antiphon.services.engine.sampling.thinking import ThinkingLimit
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.thinking import ThinkingBudget
 
 SIZE = 100
 OPENING, CLOSING = (7,), (8, 9, 8, 10)

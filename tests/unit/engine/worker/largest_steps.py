@@ -6,16 +6,16 @@ Prints, in bytes: the planned total, the anonymous memory at its peak, and the p
 import sys
 from pathlib import Path
 
-from services.engine.backends.cpu.worker import CpuWorker
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import EngineFacts
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine, core_limits
-from services.engine.steps.loop import StepReport
-from services.engine.worker.capacity import memory
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import EngineFacts
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine, core_limits
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.capacity import memory
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 def main(model: str, backend: str, *flags: str) -> None:

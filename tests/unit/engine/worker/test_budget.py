@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from services.engine.core.plan import StepPlan
-from services.engine.worker.capacity import budget, host_cache, profile
-from services.engine.worker.capacity.budget import (
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.worker.capacity import budget, host_cache, profile
+from antiphon.services.engine.worker.capacity.budget import (
     FREE_SHARE_MAX,
     Backend,
     cpu_budget,
@@ -15,9 +15,9 @@ from services.engine.worker.capacity.budget import (
     plan_measured,
     plan_memory,
 )
-from services.engine.worker.capacity.kv_cache import KvPlan
-from services.engine.worker.capacity.profile import StepBytes, largest_step, make_probe, measure_step
-from shared.config import EngineSettings
+from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
+from antiphon.services.engine.worker.capacity.profile import StepBytes, largest_step, make_probe, measure_step
+from antiphon.shared.config import EngineSettings
 from tests.unit.engine.worker.test_kv_cache import BLOCK_BYTES, DESCRIPTION
 
 MIB, GIB = 2**20, 2**30

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.engine.backends.load import load_worker
-from services.engine.worker.configuration import configuration_hash
-from shared.config import EngineSettings
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.worker.configuration import configuration_hash
+from antiphon.shared.config import EngineSettings
 
 
 def configuration(directory: Path, **settings: Any) -> str:
@@ -50,7 +50,7 @@ def test_software_instruction_set_and_model_configuration_are_part_of_it(
 ) -> None:
     import torch
 
-    from services.engine.worker import configuration as module
+    from antiphon.services.engine.worker import configuration as module
 
     def made(backend: str = "cpp avx2-0123") -> str:
         return configuration_hash(directory, backend, torch.float32, torch.float32)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.worker import dtypes
-from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype, choose_torch_dtype
-from shared.config import EngineSettings
-from shared.flags import flags_of
+from antiphon.services.engine.worker import dtypes
+from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype, choose_torch_dtype
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import flags_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

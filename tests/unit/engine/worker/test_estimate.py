@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.backends.cpu.worker import CpuWorker
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.worker.capacity.kv_cache import bytes_per_block
-from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
-from shared.config import EngineSettings
-from shared.flags import SettingsError
-from shared.models.adapters import with_adapters
+from antiphon.services.engine.backends.cpu.worker import CpuWorker
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.worker.capacity.kv_cache import bytes_per_block
+from antiphon.services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.models.adapters import with_adapters
 from tests.adapters import make_adapter
 from tests.models import make_model
 from tests.quantized.checkpoints import make_checkpoints

@@ -2,14 +2,14 @@
 
 import pytest
 
-from services.engine.backends.load import load_worker
-from services.engine.core.plan import CoreLimits
-from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
-from services.engine.steps.loop import StepReport
-from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.core.request import SequenceSpec
+from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.unit.engine.conftest import Checkpoint
 
 PROMPT = tuple((7 * place) % 50 + 3 for place in range(45))

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from services.engine.core.plan import StepPlan
-from services.engine.worker.capacity import host_cache
-from services.engine.worker.capacity.host_cache import copy_blocks, plan_host_blocks
-from services.engine.worker.capacity.kv_cache import KvCache, KvPlan
-from shared.config import EngineSettings
-from shared.flags import SettingsError
+from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.worker.capacity import host_cache
+from antiphon.services.engine.worker.capacity.host_cache import copy_blocks, plan_host_blocks
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache, KvPlan
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
 from tests.unit.engine.worker.test_kv_cache import BLOCK_BYTES, DESCRIPTION
 
 KV = KvPlan(num_blocks=10, max_model_len=64)

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.models.description import DecoderDescription, RopeParameters
-from services.engine.worker.capacity.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
-from shared.config import EngineSettings
-from shared.errors import ServiceError
+from antiphon.services.engine.models.description import DecoderDescription, RopeParameters
+from antiphon.services.engine.worker.capacity.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
 
 DESCRIPTION = DecoderDescription(
     family="llama",

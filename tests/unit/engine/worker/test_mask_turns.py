@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.parallel.communicator import Communicator
-from services.engine.parallel.shard import Shard
-from services.engine.sampling.grammar import GrammarProcessor
-from services.engine.sampling.mask_time import MaskAccount
-from services.engine.sampling.processor import Adjustment
-from services.engine.worker.batch.mask_turns import TOO_SLOW, MaskTurns, SequenceMasks
-from shared import limits
+from antiphon.services.engine.parallel.communicator import Communicator
+from antiphon.services.engine.parallel.shard import Shard
+from antiphon.services.engine.sampling.grammar import GrammarProcessor
+from antiphon.services.engine.sampling.mask_time import MaskAccount
+from antiphon.services.engine.sampling.processor import Adjustment
+from antiphon.services.engine.worker.batch.mask_turns import TOO_SLOW, MaskTurns, SequenceMasks
+from antiphon.shared import limits
 
 FAST_S, SLOW_S = 0.00005, 0.02
 

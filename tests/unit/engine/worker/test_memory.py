@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.engine.worker.capacity import memory
+from antiphon.services.engine.worker.capacity import memory
 
 MIB = 2**20
 

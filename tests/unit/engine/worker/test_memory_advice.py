@@ -6,12 +6,12 @@ import torch
 from antiphon.cli import main
 from antiphon.launch import devices, launcher
 from antiphon.offline.engine_args import engine_args
+from antiphon.services.engine.backends import load
+from antiphon.services.engine.worker.capacity.memory_advice import measures
 from antiphon.settings import ServeSettings
-from services.engine.backends import load
-from services.engine.worker.capacity.memory_advice import measures
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import converted, to_argv
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import converted, to_argv
 
 FOUR = {
     "flags": ["--quantization=ifq", "--max-model-len=4096", "--gpu-memory-utilization=0.95", "--enforce-eager"],

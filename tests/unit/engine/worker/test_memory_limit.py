@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import EngineSettings
-from shared.models.model_files import model_directory
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.models.model_files import model_directory
 from tests.unit.engine.conftest import Checkpoint
 
 MIB = 2**20

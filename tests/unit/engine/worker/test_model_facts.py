@@ -5,9 +5,9 @@ from pathlib import Path
 import gguf
 import pytest
 
-from services.engine.worker.loading.model_facts import model_facts
-from shared.config import EngineSettings
-from shared.models.model_files import DEMO_DIRECTORY, model_directory
+from antiphon.services.engine.worker.loading.model_facts import model_facts
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.models.model_files import DEMO_DIRECTORY, model_directory
 from tests.gguf_files import write_gguf
 from tests.models import make_model
 

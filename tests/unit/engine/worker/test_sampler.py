@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.engine.core.plan import NewSequence, StepPlan
-from services.engine.kernels.philox import uniforms
-from services.engine.worker.batch.sampler import Sampled, sample
-from services.engine.worker.batch.state_table import StateTable
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import NewSequence, StepPlan
+from antiphon.services.engine.kernels.philox import uniforms
+from antiphon.services.engine.worker.batch.sampler import Sampled, sample
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.shared.parameters.sampling import SamplingParams
 
 VOCAB, EOS = 31, frozenset({1, 2})
 ROUNDING = 2e-6

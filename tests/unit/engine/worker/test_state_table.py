@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
-from services.engine.sampling import masks
-from services.engine.worker.batch.inputs import flatten
-from services.engine.worker.batch.state_table import StateTable
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
+from antiphon.services.engine.sampling import masks
+from antiphon.services.engine.worker.batch.inputs import flatten
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.shared.parameters.sampling import SamplingParams
 
 BLOCK_SIZE = 4
 

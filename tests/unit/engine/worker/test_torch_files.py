@@ -11,22 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.engine.backends.load import load_worker
-from services.engine.models.registry import find_family
-from services.engine.worker.loading.checkpoint import Checkpoint
-from services.engine.worker.loading.model_files import read_config, useful_threads
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
+from antiphon.services.engine.worker.loading.model_files import read_config, useful_threads
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 
 CPU = torch.device("cpu")
 
 _PEAK = """
 import resource, sys, torch
 from pathlib import Path
-from services.engine.models.registry import find_family
-from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.loading.weights import load_weights
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.worker.loading.weights import load_weights
 directory = Path(sys.argv[1])
 config = read_config(directory)
 family = find_family(config)
@@ -36,7 +36,7 @@ def anonymous():
     fields = Path("/proc/self/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in fields if line.startswith(("RssAnon", "VmSwap"))) * 1024
 before, peaks = anonymous(), []
-import services.engine.worker.loading.weights as weights
+import antiphon.services.engine.worker.loading.weights as weights
 inner = weights._layer
 def watched(*arguments):
     layer = inner(*arguments)

@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.engine.models.decoder import DecoderWeights
-from services.engine.models.layers.linear import DenseLinear
-from services.engine.models.layers.mlp import GatedMlp
-from services.engine.models.layers.norm import RmsNorm
-from services.engine.models.registry import find_family
-from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.loading.weights import load_weights
-from shared.errors import ServiceError
+from antiphon.services.engine.models.decoder import DecoderWeights
+from antiphon.services.engine.models.layers.linear import DenseLinear
+from antiphon.services.engine.models.layers.mlp import GatedMlp
+from antiphon.services.engine.models.layers.norm import RmsNorm
+from antiphon.services.engine.models.registry import find_family
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.worker.loading.weights import load_weights
+from antiphon.shared.errors import ServiceError
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.edge.access.account import (
+from antiphon.services.gateway.edge.access.account import (
     SKEW_S,
     Account,
     Amounts,
@@ -15,8 +15,8 @@ from services.gateway.edge.access.account import (
     refilled,
     seconds_until_full,
 )
-from shared import limits
-from shared.security.api_keys import ApiKey
+from antiphon.shared import limits
+from antiphon.shared.security.api_keys import ApiKey
 
 KEY = ApiKey(name="k", requests_per_minute=60, tokens_per_minute=6000, concurrent_requests=3)
 NOTHING = Amounts()

@@ -1,8 +1,8 @@
 import pytest
 
-from services.gateway.edge.access.call import new_id
-from services.gateway.edge.http.auth import ApiKeys
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.call import new_id
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.shared.errors import ServiceError
 
 KEYS = ApiKeys(" k1, ,k2,ключ,")
 

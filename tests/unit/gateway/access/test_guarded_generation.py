@@ -4,13 +4,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.gateway.edge.access.guard import estimated_tokens
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared import limits
-from shared.codec import pack_ids
-from shared.messages import ChatMessage
-from shared.parameters.pooling import PoolingParams
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.edge.access.guard import estimated_tokens
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.messages import ChatMessage
+from antiphon.shared.parameters.pooling import PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 def request(**fields: Any) -> GenerationRequest:

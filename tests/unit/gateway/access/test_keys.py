@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.edge.access import key_file
-from services.gateway.edge.access.key_file import KeyFile
-from services.gateway.edge.http.auth import ApiKeys
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.security.api_keys import ApiKey, keys_of_text, listed_keys
+from antiphon.services.gateway.edge.access import key_file
+from antiphon.services.gateway.edge.access.key_file import KeyFile
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.security.api_keys import ApiKey, keys_of_text, listed_keys
 
 FULL = """
 [[keys]]

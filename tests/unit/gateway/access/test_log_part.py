@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.edge.access.log_part import GatewayLogs, LogPart
-from shared.actors.host import Host
-from shared.bus.durable_log import LogConfig
-from shared.subjects import Subjects
+from antiphon.services.gateway.edge.access.log_part import GatewayLogs, LogPart
+from antiphon.shared.actors.host import Host
+from antiphon.shared.bus.durable_log import LogConfig
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 

@@ -5,17 +5,17 @@ import logging
 
 import pytest
 
-from services.gateway.edge.access.call import Call
-from services.gateway.edge.access.guard import GuardedGeneration
-from services.gateway.edge.access.quotas import Quotas, duration_text
-from services.gateway.edge.access.usage import UsageLedger
-from services.gateway.path.generation import GenerationRequest, PromptInputs
-from shared import limits
-from shared.deployment import stores
-from shared.errors import ServiceError
-from shared.parameters.sampling import SamplingParams
-from shared.security.api_keys import ApiKey
-from shared.subjects import Subjects
+from antiphon.services.gateway.edge.access.call import Call
+from antiphon.services.gateway.edge.access.guard import GuardedGeneration
+from antiphon.services.gateway.edge.access.quotas import Quotas, duration_text
+from antiphon.services.gateway.edge.access.usage import UsageLedger
+from antiphon.services.gateway.path.generation import GenerationRequest, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.deployment import stores
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.security.api_keys import ApiKey
+from antiphon.shared.subjects import Subjects
 from tests.integration.edge import ScriptedBackend
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation

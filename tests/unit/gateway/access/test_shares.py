@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shared.actors.fair_work import Shares
-from shared.security.api_keys import ANONYMOUS
-from shared.structures.kept import Kept
+from antiphon.shared.actors.fair_work import Shares
+from antiphon.shared.security.api_keys import ANONYMOUS
+from antiphon.shared.structures.kept import Kept
 
 MOST = 100
 KEYS = ("alice", "bob", "carol")

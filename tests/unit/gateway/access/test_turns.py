@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.edge.access.turns import Turn, Turns
-from shared import limits
+from antiphon.services.gateway.edge.access.turns import Turn, Turns
+from antiphon.shared import limits
 
 
 async def settled() -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.edge.access import usage
-from services.gateway.edge.access.usage import DeliveryError, Receiver, UsageLedger
-from services.gateway.edge.access.usage_sinks import BusSink, FileSink, WebhookSink, sink_of
-from shared import limits
-from shared.codec import Decoder
-from shared.config import GatewaySettings
-from shared.flags import SettingsError, validated
-from shared.messages import UsageRecord
-from shared.subjects import Subjects
+from antiphon.services.gateway.edge.access import usage
+from antiphon.services.gateway.edge.access.usage import DeliveryError, Receiver, UsageLedger
+from antiphon.services.gateway.edge.access.usage_sinks import BusSink, FileSink, WebhookSink, sink_of
+from antiphon.shared import limits
+from antiphon.shared.codec import Decoder
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.flags import SettingsError, validated
+from antiphon.shared.messages import UsageRecord
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.support.simulation import run_simulation
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.edge.http.browsers import BrowserRules
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http.browsers import BrowserRules
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
 
 HERE = "127.0.0.1:8000"
 GENERATE, ADMIN = "/v1/completions", "/admin/models"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.server import accepting, uvicorn_server
-from services.gateway.edge.http.server.connection import BoundedConnection
-from services.gateway.edge.http.server.uvicorn_server import Server, connections_max
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.server import accepting, uvicorn_server
+from antiphon.services.gateway.edge.http.server.connection import BoundedConnection
+from antiphon.services.gateway.edge.http.server.uvicorn_server import Server, connections_max
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 HEAD = b"POST /%b HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n{"
 GET = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"

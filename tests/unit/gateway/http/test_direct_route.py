@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from services.gateway.edge.http import errors
-from services.gateway.edge.http.in_process import InProcessClient
-from services.gateway.edge.http.routing.direct_route import DirectRoute, is_direct
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import errors
+from antiphon.services.gateway.edge.http.in_process import InProcessClient
+from antiphon.services.gateway.edge.http.routing.direct_route import DirectRoute, is_direct
+from antiphon.shared.errors import ServiceError
 
 
 async def direct(request: Request) -> Response:

@@ -3,10 +3,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.disconnect import ClientGoneError, LaterGuard, unless_gone
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, LaterGuard, unless_gone
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 
 async def silent() -> Any:

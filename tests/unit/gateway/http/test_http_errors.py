@@ -3,8 +3,8 @@ import json
 import pytest
 from starlette.exceptions import HTTPException
 
-from services.gateway.edge.http.errors import as_service_error, error_body, error_response
-from shared.errors import CODES, ServiceError
+from antiphon.services.gateway.edge.http.errors import as_service_error, error_body, error_response
+from antiphon.shared.errors import CODES, ServiceError
 
 
 @pytest.mark.spec("S-API-081")

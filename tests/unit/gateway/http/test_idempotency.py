@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.access.call import Call, serving
-from services.gateway.edge.http.idempotency import Idempotency
-from shared import limits
-from shared.security.api_keys import ApiKey
+from antiphon.services.gateway.edge.access.call import Call, serving
+from antiphon.services.gateway.edge.http.idempotency import Idempotency
+from antiphon.shared import limits
+from antiphon.shared.security.api_keys import ApiKey
 
 BODY = b'{"prompt": "hi"}'
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.guests.files.multipart import FormParser, Part
-from shared.errors import ServiceError
-from shared.files import limits
+from antiphon.services.gateway.guests.files.multipart import FormParser, Part
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.files import limits
 
 BOUNDARY = "edge"
 CONTENT_TYPE = f'multipart/form-data; boundary="{BOUNDARY}"'

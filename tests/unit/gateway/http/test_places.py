@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.edge.http.server.places import Place, Places
+from antiphon.services.gateway.edge.http.server.places import Place, Places
 
 KINDS = ("idle", "reading", "busy")
 steps = st.lists(st.tuples(st.sampled_from(("take", "leave", *KINDS)), st.integers(0, 7)), max_size=60)

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive
 
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.request_body import HeldBody
-from shared import limits
-from shared.actors.fair_work import Shares
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.request_body import HeldBody
+from antiphon.shared import limits
+from antiphon.shared.actors.fair_work import Shares
+from antiphon.shared.errors import ServiceError
 
 
 async def test_an_upload_of_a_byte_now_and_then_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from services.gateway.edge.http.server.connection import BoundedConnection
-from services.gateway.edge.http.server.uvicorn_server import Server
-from shared import limits
+from antiphon.services.gateway.edge.http.server.connection import BoundedConnection
+from antiphon.services.gateway.edge.http.server.uvicorn_server import Server
+from antiphon.shared import limits
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.edge.http import sse
-from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 
 
 class Client:

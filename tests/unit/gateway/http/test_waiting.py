@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.launch import sockets
-from services.gateway.edge.http.server.waiting import accept_waiting, num_waiting
-from shared import limits
+from antiphon.services.gateway.edge.http.server.waiting import accept_waiting, num_waiting
+from antiphon.shared import limits
 
 
 @pytest.fixture

@@ -6,19 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.chat import chat_request, generation_request
-from services.gateway.apis.openai.schemas import ChatBody
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format
-from services.gateway.apis.openai.tools.forced_calls import forced_calls_schema
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
-from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
-from services.gateway.apis.parsers.output_parser import OutputParser
-from services.gateway.path.generation import ModelCard
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.settings.allowed_values import REASONING_PARSERS, TOOL_CALL_PARSERS
-from shared.text.reasoning import ReasoningSplitter
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.chat import chat_request, generation_request
+from antiphon.services.gateway.apis.openai.schemas import ChatBody
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format
+from antiphon.services.gateway.apis.openai.tools.forced_calls import forced_calls_schema
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
+from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
+from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.settings.allowed_values import REASONING_PARSERS, TOOL_CALL_PARSERS
+from antiphon.shared.text.reasoning import ReasoningSplitter
 from tests.unit.gateway.bodies import CARD, HELLO
 from tests.unit.gateway.outputs import TOOLS, Output, collect, tool
 

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.apis.anthropic.encoder import MessageEncoder
-from services.gateway.apis.ollama.encoder import LineEncoder
-from services.gateway.apis.openai.answers.answer_encoder import SnapshotEncoder
-from services.gateway.apis.openai.answers.chat_message import arguments_object
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event
-from services.gateway.apis.parsers.formats import TOOL_FORMATS
-from services.gateway.apis.parsers.output_parser import OutputParser
-from services.gateway.edge.http import sse
-from services.gateway.guests.responses.encoder import ResponseEncoder
-from services.gateway.guests.responses.event_log import EventLog
-from services.gateway.guests.responses.response_object import ResponseObject
-from services.gateway.guests.responses.schemas import ResponsesBody
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.anthropic.encoder import MessageEncoder
+from antiphon.services.gateway.apis.ollama.encoder import LineEncoder
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import SnapshotEncoder
+from antiphon.services.gateway.apis.openai.answers.chat_message import arguments_object
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
+from antiphon.services.gateway.guests.responses.event_log import EventLog
+from antiphon.services.gateway.guests.responses.response_object import ResponseObject
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import context, state, update
 
 Make = Callable[[], SnapshotEncoder]

@@ -1,8 +1,8 @@
 import pytest
 
-from services.gateway.apis.openai import schemas
-from services.gateway.edge.http.request_body import read_body, read_fields
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai import schemas
+from antiphon.services.gateway.edge.http.request_body import read_body, read_fields
+from antiphon.shared.errors import ServiceError
 
 
 def read(data: bytes):

@@ -10,14 +10,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.gateway.apis.openai.tools.forced_calls import forced_calls
-from services.gateway.apis.openai.tools.strict_calls import strict_calls
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from services.gateway.apis.parsers.formats import TOOL_FORMATS, ReasoningFormat
-from services.gateway.apis.parsers.output_parser import OutputParser
-from shared.errors import ServiceError
-from shared.text.grammars import constraint
-from shared.text.reasoning import ReasoningSplitter
+from antiphon.services.gateway.apis.openai.tools.forced_calls import forced_calls
+from antiphon.services.gateway.apis.openai.tools.strict_calls import strict_calls
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS, ReasoningFormat
+from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.text.grammars import constraint
+from antiphon.shared.text.reasoning import ReasoningSplitter
 from tests.tokenizer_files import token_id
 from tests.unit.gateway.outputs import Output
 

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.apis.openai.bodies.parameters import RequestDefaults
-from services.gateway.apis.openai.chat import ChatRequest, chat_request
-from services.gateway.apis.openai.schemas import ChatBody
-from services.gateway.path.generation import ModelCard
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.parameters import tagged_text
-from shared.parameters.grammar import Grammar
-from shared.parameters.tagged_text import TaggedText
+from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from antiphon.services.gateway.apis.openai.chat import ChatRequest, chat_request
+from antiphon.services.gateway.apis.openai.schemas import ChatBody
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters import tagged_text
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.tagged_text import TaggedText
 from tests.unit.gateway.bodies import CARD, HELLO
 from tests.unit.gateway.outputs import TOOLS
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator, merge
-from services.gateway.apis.openai.answers.logprobs import chat_logprobs, completion_logprobs
-from services.gateway.path.generation import SequenceUpdate
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator, merge
+from antiphon.services.gateway.apis.openai.answers.logprobs import chat_logprobs, completion_logprobs
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import position, update
 
 

@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.gateway.apis.openai.answers import full_response as responses
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.request_context import Kind, RequestContext, system_fingerprint
-from services.gateway.path.generation import SequenceUpdate
+from antiphon.services.gateway.apis.openai.answers import full_response as responses
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.request_context import Kind, RequestContext, system_fingerprint
+from antiphon.services.gateway.path.generation import SequenceUpdate
 from tests.unit.gateway.bodies import CARD
 from tests.unit.gateway.request_contexts import ID, context, position, update
 

@@ -1,7 +1,7 @@
 import pytest
 
-from services.gateway.apis.openai.bodies.parameter_names import in_names, new_name, renamed
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import in_names, new_name, renamed
+from antiphon.shared.errors import ServiceError
 
 
 @pytest.mark.parametrize(

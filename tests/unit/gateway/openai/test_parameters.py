@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import limits
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import Submit
-from shared.parameters.sampling import BeamParams
+from antiphon.shared import limits
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import Submit
+from antiphon.shared.parameters.sampling import BeamParams
 from tests.unit.gateway.bodies import CARD, HELLO, chat, completion, refusal
 
 BOTH = pytest.mark.parametrize("read", [completion, chat])

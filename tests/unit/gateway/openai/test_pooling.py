@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.pooling import answers, requests, schemas
-from services.gateway.edge.http.request_body import read_body, read_fields
-from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
-from services.gateway.path.requests.preparation import tokenize
-from shared import limits
-from shared.codec import pack_ids
-from shared.errors import ServiceError
-from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
-from shared.parameters.pooling import PoolingParams, check, unpack_vector
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.pooling import answers, requests, schemas
+from antiphon.services.gateway.edge.http.request_body import read_body, read_fields
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
+from antiphon.services.gateway.path.requests.preparation import tokenize
+from antiphon.shared import limits
+from antiphon.shared.codec import pack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from antiphon.shared.parameters.pooling import PoolingParams, check, unpack_vector
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.unit.gateway.bodies import refusal
 
 CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1, embedding_size=8)

@@ -3,19 +3,19 @@ from typing import Any
 
 import pytest
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.request_fields import HINTS, REQUIREMENTS, check
-from services.gateway.apis.openai.schemas import (
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.request_fields import HINTS, REQUIREMENTS, check
+from antiphon.services.gateway.apis.openai.schemas import (
     COMPLETION_DECODER,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
-from services.gateway.edge.access.call import Call, serving
-from services.gateway.edge.http.request_body import read_fields
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.call import Call, serving
+from antiphon.services.gateway.edge.http.request_body import read_fields
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 from tests.unit.gateway.bodies import STRICT, chat, completion, lenient, refusal
 
 ASKED = {

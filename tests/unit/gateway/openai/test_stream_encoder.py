@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.answers.chat_message import MessageEncoder
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.answers.stream_encoder import ChunkEncoder, OpenAIEncoder
-from services.gateway.apis.openai.request_context import Kind, RequestContext
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from services.gateway.apis.parsers.events import CallArguments, CallStart
-from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from services.gateway.path.generation import SequenceUpdate
+from antiphon.services.gateway.apis.openai.answers.chat_message import MessageEncoder
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.answers.stream_encoder import ChunkEncoder, OpenAIEncoder
+from antiphon.services.gateway.apis.openai.request_context import Kind, RequestContext
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart
+from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from antiphon.services.gateway.path.generation import SequenceUpdate
 from tests.unit.gateway.request_contexts import ID, context, position, state, update
 
 

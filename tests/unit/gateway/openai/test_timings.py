@@ -1,8 +1,8 @@
 """The times of a request's phases, as an answer shows them."""
 
-from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.answers.timings import timings
-from services.gateway.path.generation import RequestTimes
+from antiphon.services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.answers.timings import timings
+from antiphon.services.gateway.path.generation import RequestTimes
 from tests.unit.gateway.request_contexts import state, update
 
 

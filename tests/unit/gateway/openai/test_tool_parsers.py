@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.apis.parsers.formats import TOOL_FORMATS
-from services.gateway.apis.parsers.named_call import NamedCallParser
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.named_call import NamedCallParser
 from tests.unit.gateway.outputs import TOOLS, Output, collect, parse
 
 ROME = '{"city": "Rome"}'

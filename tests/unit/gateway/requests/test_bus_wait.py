@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.gateway.path.liveness.bus_wait import BusWait
-from shared import limits
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.errors import ServiceError
-from shared.subjects import Subjects
+from antiphon.services.gateway.path.liveness.bus_wait import BusWait
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 
 

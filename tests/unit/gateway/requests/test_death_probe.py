@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from services.gateway.path.liveness.death_probe import ENDED_WAITS_S, DeathProbe
-from services.gateway.path.sequence_state import Address
-from services.gateway.path.service_clients import ProbeResult
-from shared import limits
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.codec import encode
-from shared.messages import MemberEnded, PoolStatus, StreamStatus
-from shared.subjects import Subjects
+from antiphon.services.gateway.path.liveness.death_probe import ENDED_WAITS_S, DeathProbe
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.services.gateway.path.service_clients import ProbeResult
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.codec import encode
+from antiphon.shared.messages import MemberEnded, PoolStatus, StreamStatus
+from antiphon.shared.subjects import Subjects
 from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from services.gateway.guests.lockstep.pair import Difference, Pair
-from services.gateway.guests.lockstep.trust import Trust, opinions, twins, with_twins
-from services.gateway.guests.lockstep.verdict import by_repetition, by_self_test, by_third
-from services.gateway.path.sequence_state import Address
-from shared.messages import Heartbeat, TextEvent
+from antiphon.services.gateway.guests.lockstep.pair import Difference, Pair
+from antiphon.services.gateway.guests.lockstep.trust import Trust, opinions, twins, with_twins
+from antiphon.services.gateway.guests.lockstep.verdict import by_repetition, by_self_test, by_third
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared.messages import Heartbeat, TextEvent
 from tests.support.heartbeats import engine_status, heartbeat
 
 ENGINE = Address("e1", "i1")

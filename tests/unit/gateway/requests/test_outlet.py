@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.path.generation import GenerationRequest
-from services.gateway.path.requests.request_actor import RequestActor
-from services.gateway.path.sequence_state import Address, SequenceState
-from shared.errors import ServiceError
-from shared.messages import TextEvent
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.gateway.path.generation import GenerationRequest
+from antiphon.services.gateway.path.requests.request_actor import RequestActor
+from antiphon.services.gateway.path.sequence_state import Address, SequenceState
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import TextEvent
+from antiphon.shared.parameters.sampling import SamplingParams
 from tests.unit.gateway.bodies import CARD
 
 ENGINE, DETOKENIZER = Address("e", "1"), Address("d", "1")

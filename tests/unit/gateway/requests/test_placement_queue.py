@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.path.generation import Client
-from services.gateway.path.placement.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
+from antiphon.services.gateway.path.generation import Client
+from antiphon.services.gateway.path.placement.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
 
 
 def ticket(number: int, priority: int = 0, model: str = "m", index: int = 0) -> Ticket:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.edge.access.call import Call
-from services.gateway.path.generation import (
+from antiphon.services.gateway.edge.access.call import Call
+from antiphon.services.gateway.path.generation import (
     Caller,
     Client,
     GenerationRequest,
@@ -20,20 +20,20 @@ from services.gateway.path.generation import (
     PromptInputs,
     ThinkingLimit,
 )
-from services.gateway.path.messages import Prompt, RequestMessages
-from services.gateway.path.requests.preparation import prepare, tokenize
-from services.gateway.path.sequence_state import Address
-from services.gateway.path.service_clients import ServiceClients
-from shared import limits
-from shared.actors.host import Host
-from shared.clock import SystemClock
-from shared.codec import pack_ids, unpack_ids
-from shared.errors import ServiceError
-from shared.messages import ChatMessage, TokenizedPrompt, TokenizeReply, TokenizeRequest
-from shared.parameters.grammar import Grammar
-from shared.parameters.sampling import SamplingParams
-from shared.parameters.thinking import ThinkingBudget
-from shared.subjects import Subjects
+from antiphon.services.gateway.path.messages import Prompt, RequestMessages
+from antiphon.services.gateway.path.requests.preparation import prepare, tokenize
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.services.gateway.path.service_clients import ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.clock import SystemClock
+from antiphon.shared.codec import pack_ids, unpack_ids
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import ChatMessage, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.thinking import ThinkingBudget
+from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.gateway.bodies import CARD
 

@@ -1,8 +1,8 @@
 """Which sequences a gateway asks its engines about."""
 
-from services.gateway.path.liveness.progress_watch import ProgressWatch
-from services.gateway.path.sequence_state import Address
-from shared import limits
+from antiphon.services.gateway.path.liveness.progress_watch import ProgressWatch
+from antiphon.services.gateway.path.sequence_state import Address
+from antiphon.shared import limits
 
 A, B = Address("a", "instance_id"), Address("b", "instance_id")
 LATER = limits.STALL_S + 0.01

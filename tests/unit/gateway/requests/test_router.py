@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from services.gateway.path.router import SHARE, PrefixIndex, Router, served_models
-from shared import limits
-from shared.messages import Heartbeat, ServiceState, StreamStatus
+from antiphon.services.gateway.path.router import SHARE, PrefixIndex, Router, served_models
+from antiphon.shared import limits
+from antiphon.shared.messages import Heartbeat, ServiceState, StreamStatus
 from tests.support.heartbeats import engine_status, heartbeat
 
 

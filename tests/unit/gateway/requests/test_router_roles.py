@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.gateway.path.router import Router
+from antiphon.services.gateway.path.router import Router
 from tests.unit.gateway.requests.test_router import HASHES, engine
 
 PREFILL: dict[str, Any] = {"role": "prefill", "kv_address": "127.0.0.1:1"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.gateway.path.sequence_state import Address, ApplyResult, Phase, SequenceState
-from shared import limits
-from shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenEvent, TokenText
+from antiphon.services.gateway.path.sequence_state import Address, ApplyResult, Phase, SequenceState
+from antiphon.shared import limits
+from antiphon.shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenEvent, TokenText
 
 ENGINE = Address("e1", "aaaa0000")
 OTHER = Address("e2", "bbbb0000")

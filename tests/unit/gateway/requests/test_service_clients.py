@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.service_clients import RETRY_PAUSE_S, ServiceClients
-from shared import limits
-from shared.actors.host import Host
-from shared.actors.presence import Members
-from shared.bus.transport import Delivery
-from shared.codec import encode
-from shared.errors import ServiceError
-from shared.messages import PoolStatus, TokenizeReply, TokenizeRequest
-from shared.subjects import Subjects
+from antiphon.services.gateway.path.service_clients import RETRY_PAUSE_S, ServiceClients
+from antiphon.shared import limits
+from antiphon.shared.actors.host import Host
+from antiphon.shared.actors.presence import Members
+from antiphon.shared.bus.transport import Delivery
+from antiphon.shared.codec import encode
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import PoolStatus, TokenizeReply, TokenizeRequest
+from antiphon.shared.subjects import Subjects
 from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.path.placement.queue_wait import RATE_KNOWN_S, RATE_WINDOW_S, WAIT_S, ServiceRate
+from antiphon.services.gateway.path.placement.queue_wait import RATE_KNOWN_S, RATE_WINDOW_S, WAIT_S, ServiceRate
 
 
 def served(per_second: float, seconds: float, start: float = 1000.0) -> tuple[ServiceRate, float]:

@@ -8,7 +8,7 @@ The types are those of config.json (`model_type`). Each was compared with transf
 from collections.abc import Mapping
 from typing import Any
 
-from services.engine.models.registry import has_family
+from antiphon.services.engine.models.registry import has_family
 
 _BY_TOKEN = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
 """Model types whose state transformers can extend only one token at a time."""

@@ -7,11 +7,11 @@ blocks, as it does with paged KV; blocks are only counted here. Pure.
 import logging
 from dataclasses import dataclass
 
-from services.engine.models.description import DecoderDescription
-from services.engine.worker.capacity.kv_cache import Budget, KvPlan, context_length
-from services.engine.worker.capacity.memory_advice import measures
-from shared.config import EngineSettings
-from shared.errors import ServiceError
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.kv_cache import Budget, KvPlan, context_length
+from antiphon.services.engine.worker.capacity.memory_advice import measures
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from services.engine.backends.torch.own_cache.kinds import continues_by_token
-from services.engine.backends.torch.own_cache.memory import CacheBytes
-from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
-from services.engine.models.description import DecoderDescription
-from shared.errors import ServiceError
+from antiphon.services.engine.backends.torch.own_cache.kinds import continues_by_token
+from antiphon.services.engine.backends.torch.own_cache.memory import CacheBytes
+from antiphon.services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.shared.errors import ServiceError
 
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _CONTEXT = 32_768

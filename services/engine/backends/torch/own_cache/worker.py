@@ -12,31 +12,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.engine.backends.torch.own_cache.memory import CachePlan, plan_caches
-from services.engine.backends.torch.own_cache.model import SequenceCache, load_own_cache_model
-from services.engine.backends.torch.results import step_result
-from services.engine.backends.torch.weight_memory import host_weights
-from services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
-from services.engine.models.config_fields import weight_dtype
-from services.engine.quantization.choice import PLAIN_WEIGHTS, weight_form
-from services.engine.sampling.grammar import grammar_compiler
-from services.engine.worker.batch.inputs import FlatStep, flatten
-from services.engine.worker.batch.mask_turns import MaskTurns
-from services.engine.worker.batch.state_table import StateTable
-from services.engine.worker.capacity.budget import cpu_budget, cuda_budget, heap_bytes, rows_bytes
-from services.engine.worker.capacity.kv_cache import context_length
-from services.engine.worker.capacity.memory import HeapGuard
-from services.engine.worker.capacity.profile import largest_step
-from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
-from services.engine.worker.dtypes import choose_torch_dtype
-from services.engine.worker.estimate import predict_step
-from services.engine.worker.extras import check_offload, serves_adapters
-from services.engine.worker.interface import WeightMemory
-from services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
-from shared.config import EngineSettings
-from shared.distributed.world import exchanges_kv
-from shared.flags import SettingsError
-from shared.parameters.grammar import Grammar
+from antiphon.services.engine.backends.torch.own_cache.memory import CachePlan, plan_caches
+from antiphon.services.engine.backends.torch.own_cache.model import SequenceCache, load_own_cache_model
+from antiphon.services.engine.backends.torch.results import step_result
+from antiphon.services.engine.backends.torch.weight_memory import host_weights
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, weight_form
+from antiphon.services.engine.sampling.grammar import grammar_compiler
+from antiphon.services.engine.worker.batch.inputs import FlatStep, flatten
+from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.worker.capacity.budget import cpu_budget, cuda_budget, heap_bytes, rows_bytes
+from antiphon.services.engine.worker.capacity.kv_cache import context_length
+from antiphon.services.engine.worker.capacity.memory import HeapGuard
+from antiphon.services.engine.worker.capacity.profile import largest_step
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
+from antiphon.services.engine.worker.dtypes import choose_torch_dtype
+from antiphon.services.engine.worker.estimate import predict_step
+from antiphon.services.engine.worker.extras import check_offload, serves_adapters
+from antiphon.services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.distributed.world import exchanges_kv
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from services.engine.backends.torch.whole_text.kinds import ENCODERS, classifies
-from services.engine.backends.torch.whole_text.token_classifier import load_token_classifier, token_head
-from services.engine.models.config_fields import config_error
-from services.engine.worker.loading.model_files import read_json
-from shared.errors import ServiceError
+from antiphon.services.engine.backends.torch.whole_text.kinds import ENCODERS, classifies
+from antiphon.services.engine.backends.torch.whole_text.token_classifier import load_token_classifier, token_head
+from antiphon.services.engine.models.config_fields import config_error
+from antiphon.services.engine.worker.loading.model_files import read_json
+from antiphon.shared.errors import ServiceError
 
 Activation = Literal["identity", "sigmoid", "softmax"]
 _ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}

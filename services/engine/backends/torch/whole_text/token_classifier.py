@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from services.engine.models.config_fields import config_error
+from antiphon.services.engine.models.config_fields import config_error
 
 Method = Literal["from_2_way_softmax", "no_post_processing"]
 TWO_WAY: Method = "from_2_way_softmax"

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import torch
 
-from services.engine.backends.torch.weight_memory import host_weights
-from services.engine.backends.torch.whole_text.kinds import batches
-from services.engine.backends.torch.whole_text.model import Text, WholeTextModel, load_whole_text_model
-from services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
-from services.engine.models.config_fields import weight_dtype
-from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
-from services.engine.worker.batch.pooling import finished, pooling_kind
-from services.engine.worker.capacity.memory import HeapGuard
-from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
-from services.engine.worker.dtypes import choose_torch_dtype
-from services.engine.worker.extras import serves_adapters
-from services.engine.worker.interface import WeightMemory
-from services.engine.worker.loading.model_files import read_config, useful_threads
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.pooling import PoolingKind
+from antiphon.services.engine.backends.torch.weight_memory import host_weights
+from antiphon.services.engine.backends.torch.whole_text.kinds import batches
+from antiphon.services.engine.backends.torch.whole_text.model import Text, WholeTextModel, load_whole_text_model
+from antiphon.services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
+from antiphon.services.engine.worker.batch.pooling import finished, pooling_kind
+from antiphon.services.engine.worker.capacity.memory import HeapGuard
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
+from antiphon.services.engine.worker.dtypes import choose_torch_dtype
+from antiphon.services.engine.worker.extras import serves_adapters
+from antiphon.services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.worker.loading.model_files import read_config, useful_threads
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)
 HEAP_BYTES = 256 * 2**20

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.runtime import launch
+from antiphon.services.engine.backends.triton.kernels.runtime import launch
 
 _WORDS_AT_ONCE = 1024
 

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.activation import activate_gated
-from services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
-from services.engine.backends.triton.kernels.scores import multiply
+from antiphon.services.engine.backends.triton.kernels.activation import activate_gated
+from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
+from antiphon.services.engine.backends.triton.kernels.scores import multiply
 
 _SORTED_AT_ONCE = 1024
 

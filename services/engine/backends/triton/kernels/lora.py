@@ -27,9 +27,9 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.adapters.delta import padded_rank
-from services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
-from services.engine.backends.triton.kernels.scores import multiply
+from antiphon.services.engine.adapters.delta import padded_rank
+from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
+from antiphon.services.engine.backends.triton.kernels.scores import multiply
 
 TILE_ROWS = 16
 """Rows of a tile, all with the same slot: the minimum of a tensor core product. Fixed, see the module."""

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.runtime import launch, power_of_two
+from antiphon.services.engine.backends.triton.kernels.runtime import launch, power_of_two
 
 
 @triton.jit

@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.runtime import (
+from antiphon.services.engine.backends.triton.kernels.runtime import (
     INTERPRETED,
     architecture,
     ceil_div,
@@ -45,8 +45,8 @@ from services.engine.backends.triton.kernels.runtime import (
     num_processors,
     power_of_two,
 )
-from services.engine.backends.triton.kernels.scores import multiply
-from services.engine.quantization.weight import INT4_MAX, INT4_MIDDLE, QuantizedWeight, WeightKind
+from antiphon.services.engine.backends.triton.kernels.scores import multiply
+from antiphon.services.engine.quantization.weight import INT4_MAX, INT4_MIDDLE, QuantizedWeight, WeightKind
 
 FEW_ROWS = 16
 """Rows of a tile in the form for few rows: the minimum of a tensor core product."""

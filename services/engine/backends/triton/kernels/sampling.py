@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
-from services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
+from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
+from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
 
 _CHUNK = 4096
 _SEARCHED = 1024

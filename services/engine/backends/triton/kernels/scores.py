@@ -10,7 +10,7 @@ normaliser calculation (arXiv 1805.02867) as used by FlashAttention-2 (arXiv 230
 import triton
 import triton.language as tl
 
-from services.engine.backends.triton.kernels.runtime import LOG2E, UPCAST
+from antiphon.services.engine.backends.triton.kernels.runtime import LOG2E, UPCAST
 
 
 @triton.jit

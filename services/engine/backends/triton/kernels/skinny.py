@@ -21,9 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.activation import activate_gated
-from services.engine.backends.triton.kernels.runtime import INTERPRETED, architecture, ceil_div, launch, power_of_two
-from services.engine.backends.triton.kernels.scores import multiply
+from antiphon.services.engine.backends.triton.kernels.activation import activate_gated
+from antiphon.services.engine.backends.triton.kernels.runtime import (
+    INTERPRETED,
+    architecture,
+    ceil_div,
+    launch,
+    power_of_two,
+)
+from antiphon.services.engine.backends.triton.kernels.scores import multiply
 
 ROWS_MAX = 16
 """Rows of the smallest tensor core product."""

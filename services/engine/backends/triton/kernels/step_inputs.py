@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.runtime import ceil_div, launch
+from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch
 
 _AT_ONCE = 256
 

@@ -7,9 +7,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
-from services.gateway.path.generation import Generation
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
+from antiphon.services.gateway.path.generation import Generation
+from antiphon.shared.errors import ServiceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

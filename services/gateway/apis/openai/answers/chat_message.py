@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.answers.choices import Choice
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat
-from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
+from antiphon.services.gateway.apis.openai.answers.choices import Choice
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 
 INVALID_JSON = "INVALID_JSON"
 """Name of the only member of a call's arguments if the model did not write a JSON object: its value is the raw text."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import structs
 
-from services.gateway.apis.openai.tools.answer_format import AnswerFormat
-from services.gateway.apis.parsers.events import Content, Event, joined
-from services.gateway.apis.parsers.output_parser import OutputParser
-from services.gateway.path.generation import SequenceUpdate
-from shared.errors import ServiceError
-from shared.messages import FinishReason, PositionLogprobs
-from shared.request.choices import best_first
+from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from antiphon.services.gateway.apis.parsers.events import Content, Event, joined
+from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
+from antiphon.services.gateway.path.generation import SequenceUpdate
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import FinishReason, PositionLogprobs
+from antiphon.shared.request.choices import best_first
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,12 +5,17 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.answers.chat_message import MessageEncoder
-from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
-from services.gateway.apis.openai.answers.logprobs import chat_logprobs, completion_logprobs, limited, prompt_logprobs
-from services.gateway.apis.openai.request_context import RequestContext, system_fingerprint
-from services.gateway.path.generation import ModelCard
-from shared.messages import PositionLogprobs
+from antiphon.services.gateway.apis.openai.answers.chat_message import MessageEncoder
+from antiphon.services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
+from antiphon.services.gateway.apis.openai.answers.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    limited,
+    prompt_logprobs,
+)
+from antiphon.services.gateway.apis.openai.request_context import RequestContext, system_fingerprint
+from antiphon.services.gateway.path.generation import ModelCard
+from antiphon.shared.messages import PositionLogprobs
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion"}
 

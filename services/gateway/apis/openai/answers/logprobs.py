@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from shared.messages import PositionLogprobs, TokenText
+from antiphon.shared.messages import PositionLogprobs, TokenText
 
 LEAST = -9999.0
 """The smallest value in answers. It replaces minus infinity, which JSON does not have."""

@@ -17,17 +17,17 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.answers import full_response
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
-from services.gateway.apis.openai.answers.chat_message import MessageEncoder
-from services.gateway.apis.openai.answers.choices import Choice
-from services.gateway.apis.openai.answers.logprobs import chat_logprobs, completion_logprobs
-from services.gateway.apis.openai.answers.timings import timings
-from services.gateway.apis.openai.request_context import RequestContext, system_fingerprint
-from services.gateway.apis.parsers.events import Content
-from services.gateway.edge.http import sse
-from services.gateway.edge.http.errors import error_body
-from shared.errors import ServiceError
+from antiphon.services.gateway.apis.openai.answers import full_response
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.chat_message import MessageEncoder
+from antiphon.services.gateway.apis.openai.answers.choices import Choice
+from antiphon.services.gateway.apis.openai.answers.logprobs import chat_logprobs, completion_logprobs
+from antiphon.services.gateway.apis.openai.answers.timings import timings
+from antiphon.services.gateway.apis.openai.request_context import RequestContext, system_fingerprint
+from antiphon.services.gateway.apis.parsers.events import Content
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.errors import error_body
+from antiphon.shared.errors import ServiceError
 
 OBJECT = {"completion": "text_completion", "chat": "chat.completion.chunk"}
 _BEFORE_TEXT = {"completion": b',"text":', "chat": b',"delta":{"content":'}

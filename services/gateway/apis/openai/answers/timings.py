@@ -5,7 +5,7 @@ The gateway measures the times, so the prefill time includes the wait in the eng
 
 from typing import Any
 
-from services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
 
 
 def timings(state: GenerationState) -> dict[str, Any]:

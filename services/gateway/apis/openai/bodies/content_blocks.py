@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from services.gateway.edge.access.call import current_call, ignore
-from shared import limits
-from shared.errors import ServiceError
-from shared.request.checks import missing, refuse, unsupported
-from shared.request.conversation import ContentPart, NamedPart
+from antiphon.services.gateway.edge.access.call import current_call, ignore
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import missing, refuse, unsupported
+from antiphon.shared.request.conversation import ContentPart, NamedPart
 
 Block = Mapping[str, Any]
 """A content block as decoded JSON: `type` and the fields of that type."""

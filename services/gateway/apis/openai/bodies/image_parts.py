@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from services.gateway.edge.access.call import ignore
-from shared.request.conversation import ContentPart, NamedPart, Turn
-from shared.request.images import ImageInput, ImageUrl, TakeImage, taken_into
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.shared.request.conversation import ContentPart, NamedPart, Turn
+from antiphon.shared.request.images import ImageInput, ImageUrl, TakeImage, taken_into
 
 UNSEEN = "(Here is an image, which this model cannot see.)"
 _OWN_SIZE = (None, "auto")

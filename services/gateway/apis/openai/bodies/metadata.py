@@ -1,7 +1,7 @@
 """Checks `metadata`, a client's own key-value pairs, which are stored and returned with an object. Pure."""
 
-from shared import limits
-from shared.request.checks import refuse
+from antiphon.shared import limits
+from antiphon.shared.request.checks import refuse
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:

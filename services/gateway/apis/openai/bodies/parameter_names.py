@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from shared.errors import ServiceError
+from antiphon.shared.errors import ServiceError
 
 _NUMBER, _ANY_NUMBER = re.escape("[]"), r"\[(\d*)\]"
 

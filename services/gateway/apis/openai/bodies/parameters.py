@@ -1,9 +1,9 @@
 """The conversion that the bodies of completions and chat have in common: defaults, ranges, limits. Pure.
 
 Every error names the parameter. `completions` and `chat` have the rest of the conversion to a `GenerationRequest`.
-`shared.parameters.sampling.check` checks the ranges of sampling parameters; this module checks the rest of a request.
-The backend checks that the prompt leaves room for `max_tokens`, because only it knows the length of the prompt in
-tokens.
+`antiphon.shared.parameters.sampling.check` checks the ranges of sampling parameters; this module checks the rest of a
+request. The backend checks that the prompt leaves room for `max_tokens`, because only it knows the length of the prompt
+in tokens.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.bodies.parameter_names import new_name
-from services.gateway.apis.openai.body import GenerationFields
-from services.gateway.edge.access.call import current_call
-from services.gateway.path.generation import (
+from antiphon.services.gateway.apis.openai.bodies.parameter_names import new_name
+from antiphon.services.gateway.apis.openai.body import GenerationFields
+from antiphon.services.gateway.edge.access.call import current_call
+from antiphon.services.gateway.path.generation import (
     FLEX,
     GenerationRequest,
     ModelCard,
@@ -25,15 +25,15 @@ from services.gateway.path.generation import (
     PendingParams,
     PromptInputs,
 )
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters import sampling
-from shared.parameters.sampling import SamplingParams
-from shared.request import checks
-from shared.request.checks import check_token_ids, missing, refuse
-from shared.request.choices import Choices, choices_of
-from shared.request.sampling_fields import SeedSource, TokenConstraints, random_seed, token_constraints
-from shared.request.structured import FIELDS, Constraint, constraint_of
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters import sampling
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request import checks
+from antiphon.shared.request.checks import check_token_ids, missing, refuse
+from antiphon.shared.request.choices import Choices, choices_of
+from antiphon.shared.request.sampling_fields import SeedSource, TokenConstraints, random_seed, token_constraints
+from antiphon.shared.request.structured import FIELDS, Constraint, constraint_of
 
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31

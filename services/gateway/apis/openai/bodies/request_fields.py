@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from services.gateway.apis.openai.body import StreamOptions
-from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
-from services.gateway.edge.access.call import current_call, ignore, name_call
-from services.gateway.edge.http.request_body import RawFields, read_any, read_body, read_fields
-from shared import limits
-from shared.errors import ServiceError
-from shared.request.conversation import Turn
+from antiphon.services.gateway.apis.openai.body import StreamOptions
+from antiphon.services.gateway.apis.openai.schemas import ChatBody, CompletionBody
+from antiphon.services.gateway.edge.access.call import current_call, ignore, name_call
+from antiphon.services.gateway.edge.http.request_body import RawFields, read_any, read_body, read_fields
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.conversation import Turn
 
 T = TypeVar("T", bound=msgspec.Struct)
 HINTS = frozenset(

@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import zlib
 
-from shared import limits
+from antiphon.shared import limits
 
 _PREFIX, _CHECK_BYTES = b"an1", 8
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.parameters.pooling import unpack_vector
+from antiphon.shared.parameters.pooling import unpack_vector
 
 Prefix = Literal["classify", "embd", "pool", "score", "rerank"]
 _AS_SENT = "<f"

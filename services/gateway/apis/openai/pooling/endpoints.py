@@ -9,16 +9,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.request_fields import FieldRules
-from services.gateway.apis.openai.pooling import answers, requests, schemas
-from services.gateway.apis.openai.pooling.runner import Pooled, run
-from services.gateway.apis.openai.request_context import Arrival
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import encoded_response
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.path.generation import Backend, GenerationRequest, ModelCard
-from shared.request.checks import given
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules
+from antiphon.services.gateway.apis.openai.pooling import answers, requests, schemas
+from antiphon.services.gateway.apis.openai.pooling.runner import Pooled, run
+from antiphon.services.gateway.apis.openai.request_context import Arrival
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import encoded_response
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.path.generation import Backend, GenerationRequest, ModelCard
+from antiphon.shared.request.checks import given
 
 B = TypeVar("B", bound=schemas.TextFields)
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from services.gateway.apis.openai.bodies.parameters import check_priority, check_tier, prompts
-from services.gateway.apis.openai.pooling.schemas import (
+from antiphon.services.gateway.apis.openai.bodies.parameters import check_priority, check_tier, prompts
+from antiphon.services.gateway.apis.openai.pooling.schemas import (
     ClassifyBody,
     EmbeddingBody,
     PoolingBody,
@@ -14,14 +14,14 @@ from services.gateway.apis.openai.pooling.schemas import (
     ScoreBody,
     TextFields,
 )
-from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
-from shared import limits
-from shared.errors import ServiceError
-from shared.parameters import pooling
-from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
-from shared.parameters.sampling import SamplingParams
-from shared.request import checks
-from shared.request.checks import given, missing, refuse
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.parameters import pooling
+from antiphon.shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
+from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.request import checks
+from antiphon.shared.request.checks import given, missing, refuse
 
 ENCODINGS = ("float", "base64")
 _DTYPES = ("float32", "float16")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from services.gateway.apis.openai.request_context import Arrival
-from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
-from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.path.generation import Backend, Generation, GenerationRequest
-from shared.errors import ServiceError
-from shared.observability import telemetry
-from shared.observability.telemetry import Names
+from antiphon.services.gateway.apis.openai.request_context import Arrival
+from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
+from antiphon.services.gateway.edge.metrics import GatewayMetrics
+from antiphon.services.gateway.path.generation import Backend, Generation, GenerationRequest
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.observability import telemetry
+from antiphon.shared.observability.telemetry import Names
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import OPENAI
+from antiphon.services.gateway.apis.openai.bodies.request_fields import OPENAI
 
 
 class TextFields(msgspec.Struct, kw_only=True):
@@ -25,7 +25,7 @@ class PoolingFields(TextFields, kw_only=True):
     """Fields of the bodies whose answers may be made of vectors. `pooling` is an extension of this server."""
 
     pooling: str | None = None
-    """`last`, `mean` or `cls`, see `shared.parameters.pooling`. The default depends on the model."""
+    """`last`, `mean` or `cls`, see `antiphon.shared.parameters.pooling`. The default depends on the model."""
 
 
 class ClassifyBody(TextFields, kw_only=True):

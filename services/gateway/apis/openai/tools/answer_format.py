@@ -6,18 +6,18 @@
 import hashlib
 from dataclasses import dataclass
 
-from services.gateway.apis.openai.schemas import ChatBody
-from services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice
-from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
-from services.gateway.apis.parsers.json_formats import Llama3JsonParser
-from services.gateway.apis.parsers.named_call import NamedCallParser
-from services.gateway.apis.parsers.output_parser import CallParser, OutputParser
-from services.gateway.path.generation import GenerationRequest, ModelCard, ThinkingLimit
-from shared.config import GatewaySettings
-from shared.errors import ServiceError
-from shared.messages import FinishReason
-from shared.request.checks import given, refuse
-from shared.text.reasoning import ReasoningSplitter
+from antiphon.services.gateway.apis.openai.schemas import ChatBody
+from antiphon.services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice
+from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from antiphon.services.gateway.apis.parsers.json_formats import Llama3JsonParser
+from antiphon.services.gateway.apis.parsers.named_call import NamedCallParser
+from antiphon.services.gateway.apis.parsers.output_parser import CallParser, OutputParser
+from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, ThinkingLimit
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import FinishReason
+from antiphon.shared.request.checks import given, refuse
+from antiphon.shared.text.reasoning import ReasoningSplitter
 
 _ID_CHARS, _SHORT_ID_CHARS = 24, 9
 

@@ -9,14 +9,14 @@ forms.
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from services.gateway.apis.parsers.call_grammars import callable_tools
-from services.gateway.apis.parsers.formats import ToolFormat
-from shared import limits
-from shared.parameters.tagged_text import TaggedText
-from shared.request.checks import refuse
-from shared.request.structured import Constraint, json_constraint, tagged_constraint
-from shared.request.tools import tool_name, tool_parameters
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from antiphon.services.gateway.apis.parsers.call_grammars import callable_tools
+from antiphon.services.gateway.apis.parsers.formats import ToolFormat
+from antiphon.shared import limits
+from antiphon.shared.parameters.tagged_text import TaggedText
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.structured import Constraint, json_constraint, tagged_constraint
+from antiphon.shared.request.tools import tool_name, tool_parameters
 
 _DEFINITIONS = ("$defs", "definitions")
 

@@ -4,12 +4,12 @@ The output is in the model's own call format. Text outside of calls is free; eve
 and the arguments of a strict function follow its JSON Schema.
 """
 
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from services.gateway.apis.parsers.call_grammars import callable_tools
-from services.gateway.apis.parsers.formats import ReasoningFormat, ToolFormat
-from shared.parameters.tagged_text import Chain, Tag, TaggedText
-from shared.request.checks import refuse
-from shared.request.structured import Constraint, tagged_constraint
+from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from antiphon.services.gateway.apis.parsers.call_grammars import callable_tools
+from antiphon.services.gateway.apis.parsers.formats import ReasoningFormat, ToolFormat
+from antiphon.shared.parameters.tagged_text import Chain, Tag, TaggedText
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.structured import Constraint, tagged_constraint
 
 
 def strict_calls(

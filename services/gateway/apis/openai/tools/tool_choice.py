@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from services.gateway.apis.openai.schemas import ChatBody
-from shared.request.checks import given, missing, refuse, unsupported
-from shared.request.tools import checked_functions, checked_tools, tool_name
+from antiphon.services.gateway.apis.openai.schemas import ChatBody
+from antiphon.shared.request.checks import given, missing, refuse, unsupported
+from antiphon.shared.request.tools import checked_functions, checked_tools, tool_name
 
 Mode = Literal["none", "auto", "required", "named"]
 _MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required"}

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
-from services.gateway.edge.http.routing import openapi
-from services.gateway.edge.http.routing.direct_route import DirectRoute, Endpoint, is_direct
+from antiphon.services.gateway.edge.http.routing import openapi
+from antiphon.services.gateway.edge.http.routing.direct_route import DirectRoute, Endpoint, is_direct
 
 Resumable = Callable[[str, Endpoint], Endpoint]
 

@@ -12,9 +12,9 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from services.gateway.edge.http.server.places import Place, Places
-from shared import limits
-from shared.observability.rare_logs import RareLog
+from antiphon.services.gateway.edge.http.server.places import Place, Places
+from antiphon.shared import limits
+from antiphon.shared.observability.rare_logs import RareLog
 
 ACCEPTED_AT_ONCE = 2048
 """Connections accepted before other work of the event loop: as many as wait at most."""

@@ -12,13 +12,13 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.gateway.edge.http.errors import error_body
-from services.gateway.edge.http.server.places import Place
-from services.gateway.edge.http.server.web_socket import PATHS
-from shared import limits
-from shared.errors import ServiceError
-from shared.observability.rare_logs import RareLog
-from shared.receiving import ReceivesIntoOneBuffer
+from antiphon.services.gateway.edge.http.errors import error_body
+from antiphon.services.gateway.edge.http.server.places import Place
+from antiphon.services.gateway.edge.http.server.web_socket import PATHS
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.observability.rare_logs import RareLog
+from antiphon.shared.receiving import ReceivesIntoOneBuffer
 
 _rare_log = RareLog(logging.getLogger(__name__))
 CLOSE = "antiphon.close"

@@ -11,15 +11,15 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from services.gateway.edge.http.server.accepting import Acceptor, Connections
-from services.gateway.edge.http.server.connection import BoundedConnection
-from services.gateway.edge.http.server.places import Places
-from services.gateway.edge.http.server.waiting import accept_waiting
-from services.gateway.edge.http.server.web_socket import BoundedWebSocket
-from shared import limits
-from shared.actors.descriptors import raise_limit
-from shared.config import GatewaySettings
-from shared.flags import SettingsError
+from antiphon.services.gateway.edge.http.server.accepting import Acceptor, Connections
+from antiphon.services.gateway.edge.http.server.connection import BoundedConnection
+from antiphon.services.gateway.edge.http.server.places import Places
+from antiphon.services.gateway.edge.http.server.waiting import accept_waiting
+from antiphon.services.gateway.edge.http.server.web_socket import BoundedWebSocket
+from antiphon.shared import limits
+from antiphon.shared.actors.descriptors import raise_limit
+from antiphon.shared.config import GatewaySettings
+from antiphon.shared.flags import SettingsError
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ TICKS_A_SECOND = 10
 class Server(uvicorn.Server):
     """uvicorn with its own accepting of connections, of which it has a bounded number.
 
-    It does without signal handling, which `shared.actors.service` does, and without waking up ten times a second.
+    It does without signal handling, which `shared/actors/service.py` does, and without waking up ten times a second.
     """
 
     def __init__(self, config: uvicorn.Config, others: Sequence[socket.socket] = ()) -> None:

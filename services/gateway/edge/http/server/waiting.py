@@ -12,8 +12,8 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from services.gateway.edge.http.server.accepting import Taken, accept, tell_failure
-from shared import limits
+from antiphon.services.gateway.edge.http.server.accepting import Taken, accept, tell_failure
+from antiphon.shared import limits
 
 _TCP_INFO_HEAD = struct.Struct("=8B5I")
 """The start of Linux' `struct tcp_info`, up to the field that counts waiting connections of a listening socket."""

@@ -14,12 +14,12 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 
-from services.gateway.edge.http.errors import error_body
-from services.gateway.edge.http.server.places import Place
-from shared import limits
-from shared.actors.fair_work import Shares
-from shared.errors import ServiceError
-from shared.receiving import ReceivesIntoOneBuffer
+from antiphon.services.gateway.edge.http.errors import error_body
+from antiphon.services.gateway.edge.http.server.places import Place
+from antiphon.shared import limits
+from antiphon.shared.actors.fair_work import Shares
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.receiving import ReceivesIntoOneBuffer
 
 SOCKET = "antiphon.socket"
 """Key of the scope for the `BoundedWebSocket`."""

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 
-from services.gateway.edge.access.call import current_call, may_see, new_id
-from services.gateway.guests.responses.conversations.record import ID_PREFIX, NAME, Conversation, with_items
-from services.gateway.guests.responses.conversations.store import ConversationStore, Versioned
-from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.stored.records import changed
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.call import current_call, may_see, new_id
+from antiphon.services.gateway.guests.responses.conversations.record import ID_PREFIX, NAME, Conversation, with_items
+from antiphon.services.gateway.guests.responses.conversations.store import ConversationStore, Versioned
+from antiphon.services.gateway.guests.responses.input_items import Item
+from antiphon.services.gateway.guests.responses.stored.records import changed
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 
 class Conversations:

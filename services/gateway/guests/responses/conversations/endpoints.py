@@ -6,22 +6,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.bodies.metadata import check_metadata
-from services.gateway.apis.openai.listing import check_query, page
-from services.gateway.edge.access.call import ignore
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.json_response import json_response
-from services.gateway.edge.http.request_body import read_fields
-from services.gateway.guests.responses import input_items
-from services.gateway.guests.responses.conversations import schemas
-from services.gateway.guests.responses.conversations.conversations import Conversations
-from services.gateway.guests.responses.conversations.record import Conversation
-from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.schemas import IMAGE_URLS, INCLUDE_NAMES, LOGPROBS, REASONING
-from shared import limits
-from shared.errors import ServiceError
-from shared.request.checks import missing, refuse
+from antiphon.services.gateway.apis.openai.bodies import request_fields
+from antiphon.services.gateway.apis.openai.bodies.metadata import check_metadata
+from antiphon.services.gateway.apis.openai.listing import check_query, page
+from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import json_response
+from antiphon.services.gateway.edge.http.request_body import read_fields
+from antiphon.services.gateway.guests.responses import input_items
+from antiphon.services.gateway.guests.responses.conversations import schemas
+from antiphon.services.gateway.guests.responses.conversations.conversations import Conversations
+from antiphon.services.gateway.guests.responses.conversations.record import Conversation
+from antiphon.services.gateway.guests.responses.input_items import Item
+from antiphon.services.gateway.guests.responses.schemas import IMAGE_URLS, INCLUDE_NAMES, LOGPROBS, REASONING
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.checks import missing, refuse
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.guests.responses import input_items
-from services.gateway.guests.responses.input_items import Item
-from shared import limits
-from shared.request.checks import refuse
-from shared.request.conversation import Turn
+from antiphon.services.gateway.guests.responses import input_items
+from antiphon.services.gateway.guests.responses.input_items import Item
+from antiphon.shared import limits
+from antiphon.shared.request.checks import refuse
+from antiphon.shared.request.conversation import Turn
 
 ID_PREFIX = "conv_"
 NAME = "conversation"

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.openai.bodies.request_fields import FieldRules
+from antiphon.services.gateway.apis.openai.bodies.request_fields import FieldRules
 
 
 class ConversationBody(msgspec.Struct, kw_only=True):

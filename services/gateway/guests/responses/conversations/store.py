@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.gateway.guests.responses.conversations.record import ID_PREFIX, Conversation
-from services.gateway.guests.responses.stored import stored_images
-from services.gateway.guests.responses.stored.records import Records, unavailable
-from shared.bus.durable_log import LogUnavailableError
-from shared.errors import ServiceError
+from antiphon.services.gateway.guests.responses.conversations.record import ID_PREFIX, Conversation
+from antiphon.services.gateway.guests.responses.stored import stored_images
+from antiphon.services.gateway.guests.responses.stored.records import Records, unavailable
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.errors import ServiceError
 
 _ID = re.compile(rf"{ID_PREFIX}[A-Za-z0-9]{{1,59}}")
 _DECODER = msgspec.json.Decoder(Conversation)

@@ -8,15 +8,15 @@ from typing import NamedTuple
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from services.gateway.edge.http.errors import as_service_error
-from services.gateway.edge.http.server.web_socket import SERVICE_RESTART, SOCKET, BoundedWebSocket
-from services.gateway.guests.responses.socket import messages
-from services.gateway.guests.responses.socket.exchange import TurnExchange, as_text_message
-from services.gateway.guests.responses.socket.memory import ConnectionResponses, SocketTurn, socket_responses
-from services.gateway.guests.responses.socket.messages import error_event
-from services.gateway.guests.responses.stored.store import ResponseStore
-from shared import limits
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.http.errors import as_service_error
+from antiphon.services.gateway.edge.http.server.web_socket import SERVICE_RESTART, SOCKET, BoundedWebSocket
+from antiphon.services.gateway.guests.responses.socket import messages
+from antiphon.services.gateway.guests.responses.socket.exchange import TurnExchange, as_text_message
+from antiphon.services.gateway.guests.responses.socket.memory import ConnectionResponses, SocketTurn, socket_responses
+from antiphon.services.gateway.guests.responses.socket.messages import error_event
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore
+from antiphon.shared import limits
+from antiphon.shared.errors import ServiceError
 
 _GOING_AWAY = 1001
 

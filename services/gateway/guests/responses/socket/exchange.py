@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Scope
 
-from services.gateway.edge.access.call import new_id
-from services.gateway.edge.http import sse
-from services.gateway.edge.http.server.web_socket import FROM_SOCKET
-from services.gateway.guests.responses.socket.memory import SocketTurn
-from services.gateway.guests.responses.socket.messages import error_event, failure_event
-from shared.errors import ServiceError
+from antiphon.services.gateway.edge.access.call import new_id
+from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.server.web_socket import FROM_SOCKET
+from antiphon.services.gateway.guests.responses.socket.memory import SocketTurn
+from antiphon.services.gateway.guests.responses.socket.messages import error_event, failure_event
+from antiphon.shared.errors import ServiceError
 
 _NOT_PASSED_ON = frozenset(
     {

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from services.gateway.edge.http.server.web_socket import FROM_SOCKET
-from services.gateway.guests.responses.stored.records import MemoryRecords
-from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from shared import limits
+from antiphon.services.gateway.edge.http.server.web_socket import FROM_SOCKET
+from antiphon.services.gateway.guests.responses.stored.records import MemoryRecords
+from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
+from antiphon.shared import limits
 
 
 def socket_responses() -> ResponseStore:

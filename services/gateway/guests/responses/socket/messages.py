@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.edge.http import request_body
-from services.gateway.edge.http.request_body import RawFields, read_any, read_fields
-from shared.errors import CODES, ServiceError
-from shared.request.checks import missing, refuse
+from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.request_body import RawFields, read_any, read_fields
+from antiphon.shared.errors import CODES, ServiceError
+from antiphon.shared.request.checks import missing, refuse
 
 CREATE = "response.create"
 _PROCESSED = "response.processed"

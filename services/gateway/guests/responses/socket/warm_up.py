@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.guests.responses.encoder import EventEncoder
-from services.gateway.guests.responses.response_object import ResponseObject
-from services.gateway.guests.responses.schemas import ResponsesBody
-from shared.request.conversation import Turn
+from antiphon.services.gateway.guests.responses.encoder import EventEncoder
+from antiphon.services.gateway.guests.responses.response_object import ResponseObject
+from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.shared.request.conversation import Turn
 
 NO_TURNS = [Turn(role="user", content="")]
 """Takes the place of a conversation that is still empty: what is prepared then are the instructions and the tools."""

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from services.gateway.edge.access.kept_images import KeptImage, KeptImages
-from shared import limits
-from shared.bus.durable_log import Logged, LogUnavailableError
-from shared.errors import ServiceError
-from shared.structures.kept import Kept
+from antiphon.services.gateway.edge.access.kept_images import KeptImage, KeptImages
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import Logged, LogUnavailableError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.structures.kept import Kept
 
 _OVERHEAD_BYTES = 1024
 """Size of a record in memory besides its data and its files; an upper bound."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.guests.responses.input_items import Item
-from services.gateway.guests.responses.stored import stored_images
-from services.gateway.guests.responses.stored.records import Records
-from shared import limits
-from shared.bus.durable_log import LogUnavailableError
-from shared.errors import ServiceError
-from shared.request.conversation import Turn
-from shared.security.api_keys import ANONYMOUS
+from antiphon.services.gateway.guests.responses.input_items import Item
+from antiphon.services.gateway.guests.responses.stored import stored_images
+from antiphon.services.gateway.guests.responses.stored.records import Records
+from antiphon.shared import limits
+from antiphon.shared.bus.durable_log import LogUnavailableError
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.conversation import Turn
+from antiphon.shared.security.api_keys import ANONYMOUS
 
 log = logging.getLogger(__name__)
 _ID = re.compile(r"(?!conv_)[A-Za-z0-9_-]{1,64}")

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.edge.access.kept_images import KeptImage, kept_image
-from services.gateway.guests.responses import images
-from services.gateway.guests.responses.input_items import Item
-from shared.errors import ServiceError
-from shared.request.conversation import ContentPart, Turn
-from shared.request.images import is_data_url, read_image_url
+from antiphon.services.gateway.edge.access.kept_images import KeptImage, kept_image
+from antiphon.services.gateway.guests.responses import images
+from antiphon.services.gateway.guests.responses.input_items import Item
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.request.conversation import ContentPart, Turn
+from antiphon.shared.request.images import is_data_url, read_image_url
 
 _REFERENCE = "image"
 _Change = Callable[[str], str]

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.backends.cpu import __main__ as command
-from services.engine.backends.cpu import compile as compiling
-from services.engine.backends.cpu import library as finding
-from services.engine.backends.cpu.compile import CompileError, Variant, library_name, make_library, usable_variants
-from services.engine.backends.cpu.library import cache_directory, describe, find_library, load_library
-from services.engine.backends.cpu.native import _SIGNATURES  # pyright: ignore[reportPrivateUsage]
-from shared.cache_dirs import is_private
-from shared.limits import COMPILED_LIBRARIES_MAX
+from antiphon.services.engine.backends.cpu import __main__ as command
+from antiphon.services.engine.backends.cpu import compile as compiling
+from antiphon.services.engine.backends.cpu import library as finding
+from antiphon.services.engine.backends.cpu.compile import (
+    CompileError,
+    Variant,
+    library_name,
+    make_library,
+    usable_variants,
+)
+from antiphon.services.engine.backends.cpu.library import cache_directory, describe, find_library, load_library
+from antiphon.services.engine.backends.cpu.native import _SIGNATURES  # pyright: ignore[reportPrivateUsage]
+from antiphon.shared.cache_dirs import is_private
+from antiphon.shared.limits import COMPILED_LIBRARIES_MAX
 
 REAL = compiling.find_compiler()
 needs_compiler = pytest.mark.skipif(REAL is None, reason="needs a C++ compiler: g++ or clang++")

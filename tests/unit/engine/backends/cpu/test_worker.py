@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.engine.backends.cpu import worker as cpu_worker
-from services.engine.backends.cpu.answer import address
-from services.engine.backends.cpu.compile import CompileError, find_compiler
-from services.engine.backends.cpu.worker import CpuWorker, cannot_serve
-from services.engine.backends.load import load_worker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
-from services.engine.worker.capacity.memory import HeapGuard
-from shared.config import EngineSettings
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.cpu import worker as cpu_worker
+from antiphon.services.engine.backends.cpu.answer import address
+from antiphon.services.engine.backends.cpu.compile import CompileError, find_compiler
+from antiphon.services.engine.backends.cpu.worker import CpuWorker, cannot_serve
+from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
+from antiphon.services.engine.worker.capacity.memory import HeapGuard
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.parameters.sampling import SamplingParams
 
 
 def settings(directory: Path, **overrides: Any) -> EngineSettings:

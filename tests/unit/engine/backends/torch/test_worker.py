@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.backends.load import choose_device, load_worker
-from services.engine.backends.torch.worker import TorchWorker
-from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
-from services.engine.executor import Executor
-from services.engine.warmup import warm_up
-from services.engine.worker.extras import check_offload
-from services.engine.worker.loading.model_files import describe_model, eos_token_ids, read_config
-from shared.config import EngineSettings
-from shared.errors import ServiceError
-from shared.flags import SettingsError
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.load import choose_device, load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
+from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.warmup import warm_up
+from antiphon.services.engine.worker.extras import check_offload
+from antiphon.services.engine.worker.loading.model_files import describe_model, eos_token_ids, read_config
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.parameters.sampling import SamplingParams
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

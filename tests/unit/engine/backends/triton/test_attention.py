@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention import attention_work
-from services.engine.backends.triton.kernels.attention.attention_work import (
+from antiphon.services.engine.backends.triton.kernels.attention import attention_work
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     SPLIT_TOKENS,
     DeviceWork,
     Geometry,
@@ -17,11 +17,11 @@ from services.engine.backends.triton.kernels.attention.attention_work import (
     query_tiles,
     split_items,
 )
-from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
-from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
-from services.engine.kernels.alibi import alibi_slopes
-from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
-from services.engine.kernels.storage import as_stored
+from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from antiphon.services.engine.kernels.alibi import alibi_slopes
+from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from antiphon.services.engine.kernels.storage import as_stored
 from tests.unit.engine.backends.triton.close import assert_close
 
 BLOCK_SIZE = 16

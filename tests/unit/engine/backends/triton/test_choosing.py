@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from services.engine.core.plan import NewSequence, StepPlan
-from services.engine.kernels.sampling import new_columns, set_row
-from services.engine.sampling.masks import all_tokens
-from services.engine.worker.batch.sampler import sample
-from services.engine.worker.batch.state_table import StateTable
-from shared.parameters.sampling import SamplingParams
+from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
+from antiphon.services.engine.core.plan import NewSequence, StepPlan
+from antiphon.services.engine.kernels.sampling import new_columns, set_row
+from antiphon.services.engine.sampling.masks import all_tokens
+from antiphon.services.engine.worker.batch.sampler import sample
+from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.shared.parameters.sampling import SamplingParams
 
 VOCAB, EOS = 4099, frozenset({1, 2})
 """Over one chunk of the kernels, and no multiple of anything."""

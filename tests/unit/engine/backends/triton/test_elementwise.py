@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.activation import activated
-from services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
-from services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
-from services.engine.backends.triton.kernels.norm import normed
-from services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
-from services.engine.kernels.activation import ACTIVATIONS
-from services.engine.kernels.activation import gated as reference_gated
-from services.engine.kernels.paged_attention import write_kv
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.rotary import make_rotation, rotate
+from antiphon.services.engine.backends.triton.kernels.activation import activated
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
+from antiphon.services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
+from antiphon.services.engine.backends.triton.kernels.norm import normed
+from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
+from antiphon.services.engine.kernels.activation import ACTIVATIONS
+from antiphon.services.engine.kernels.activation import gated as reference_gated
+from antiphon.services.engine.kernels.paged_attention import write_kv
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.rotary import make_rotation, rotate
 from tests.unit.engine.backends.triton.close import assert_close
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.backends.triton.kernels.attention import attention_work
-from services.engine.backends.triton.kernels.attention.attention_work import (
+from antiphon.services.engine.backends.triton.kernels.attention import attention_work
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     SPLIT_TOKENS,
     DeviceWork,
     Geometry,
     plan_work,
 )
-from services.engine.backends.triton.kernels.attention.latent_attention import (
+from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
     RowShape,
     attend_few_latents,
     attend_many_latents,
 )
-from services.engine.backends.triton.kernels.attention.latent_rows import store_latents
-from services.engine.backends.triton.kernels.attention.rope_kv import make_table
-from services.engine.kernels.rms_norm import rms_norm
-from services.engine.kernels.rotary import make_rotation, rotate
-from services.engine.kernels.storage import as_stored
+from antiphon.services.engine.backends.triton.kernels.attention.latent_rows import store_latents
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table
+from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.rotary import make_rotation, rotate
+from antiphon.services.engine.kernels.storage import as_stored
 from tests.unit.engine.backends.triton.close import assert_close
 from tests.unit.engine.backends.triton.test_attention import DECODES, Case, Heads, put
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.lora import (
+from antiphon.services.engine.backends.triton.kernels.lora import (
     TILE_ROWS,
     UNUSED,
     LoraMatrix,

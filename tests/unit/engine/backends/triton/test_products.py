@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.experts import mixed_experts
-from services.engine.backends.triton.kernels.skinny import skinny_linear
-from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
-from services.engine.kernels.experts import mixed_experts as reference_experts
-from services.engine.kernels.experts import route
+from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
+from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
+from antiphon.services.engine.kernels.experts import route
 from tests.unit.engine.backends.triton.close import assert_close
 
 

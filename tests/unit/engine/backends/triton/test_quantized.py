@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.backends.triton.kernels import quantized
-from services.engine.backends.triton.kernels.quantized import (
+from antiphon.services.engine.backends.triton.kernels import quantized
+from antiphon.services.engine.backends.triton.kernels.quantized import (
     FEW_ROWS,
     dequantized,
     few_rows,
@@ -17,10 +17,10 @@ from services.engine.backends.triton.kernels.quantized import (
     quantized_linear,
     round_rows,
 )
-from services.engine.models.layers.linear import QuantizedLinear
-from services.engine.quantization.formats.fp8 import fp8_weight
-from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
-from services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.models.layers.linear import QuantizedLinear
+from antiphon.services.engine.quantization.formats.fp8 import fp8_weight
+from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
+from antiphon.services.engine.quantization.weight import QuantizedWeight
 from tests.unit.engine.backends.triton.close import assert_close, assert_same_bits
 
 MANY_ROWS = 70

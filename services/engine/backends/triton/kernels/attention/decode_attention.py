@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, FewWork, Geometry
-from services.engine.backends.triton.kernels.runtime import launch, num_processors, power_of_two
-from services.engine.backends.triton.kernels.scores import accumulate, load_rows, make_scores, with_sink
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, FewWork, Geometry
+from antiphon.services.engine.backends.triton.kernels.runtime import launch, num_processors, power_of_two
+from antiphon.services.engine.backends.triton.kernels.scores import accumulate, load_rows, make_scores, with_sink
 
 _PROGRAMS_A_PROCESSOR = 4
 _COMBINED_AT_ONCE, _NARROW = 16, 256

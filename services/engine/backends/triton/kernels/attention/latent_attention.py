@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention.attention_work import DeviceWork
-from services.engine.backends.triton.kernels.attention.decode_attention import combine_splits
-from services.engine.backends.triton.kernels.runtime import (
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork
+from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import combine_splits
+from antiphon.services.engine.backends.triton.kernels.runtime import (
     INTERPRETED,
     LOG2E,
     architecture,
@@ -37,7 +37,7 @@ from services.engine.backends.triton.kernels.runtime import (
     num_processors,
     power_of_two,
 )
-from services.engine.backends.triton.kernels.scores import accumulate, multiply
+from antiphon.services.engine.backends.triton.kernels.scores import accumulate, multiply
 
 _PROGRAMS_A_PROCESSOR = 4
 

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention.rope_kv import largest_stored
-from services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import largest_stored
+from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
 
 _HEADS_AT_ONCE = 8
 

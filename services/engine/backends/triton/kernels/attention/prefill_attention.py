@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
-from services.engine.backends.triton.kernels.runtime import architecture, launch, power_of_two
-from services.engine.backends.triton.kernels.scores import accumulate, load_rows, make_scores, with_sink
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
+from antiphon.services.engine.backends.triton.kernels.runtime import architecture, launch, power_of_two
+from antiphon.services.engine.backends.triton.kernels.scores import accumulate, load_rows, make_scores, with_sink
 
 
 @triton.jit

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
+from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
 
 _HEADS_AT_ONCE = 8
 _LARGEST = {"torch.float8_e4m3fn": 448.0, "torch.float8_e5m2": 57344.0, "torch.float16": 65504.0}
