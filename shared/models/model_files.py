@@ -23,7 +23,7 @@ from antiphon.shared.models.overrides import with_overrides
 from antiphon.shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME
 
 M = TypeVar("M", bound=ModelSettings)
-DEMO_DIRECTORY = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
+DEMO_DIRECTORY = Path(__file__).absolute().parents[2] / "demo"
 DEMO_NAME = "antiphon-demo"
 _GGUF = ".gguf"
 MODEL_CONFIG = "ti_model_config.json"
