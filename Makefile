@@ -133,10 +133,10 @@ docs: install  ## write the generated pages: settings, protocol, coverage of the
 	$(BIN)/python -m tests.clients.page
 	$(BIN)/python -m infra.checks.spec_coverage --claim
 
-coverage-of-spec: install  ## write docs/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
+coverage-of-spec: install  ## write docs/contributing/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
 	$(BIN)/python -m infra.checks.spec_coverage --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)
 
-spec-proofs: install  ## after the tests: what docs/coverage.md calls proven has passed (ARGS=--without-container: no Docker)
+spec-proofs: install  ## after the tests: what docs/contributing/coverage.md calls proven has passed (ARGS=--without-container: no Docker)
 	$(BIN)/python -m infra.checks.spec_coverage --proofs --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)
 
 demo-model: install  ## train the demo model anew

@@ -1,4 +1,4 @@
-"""Benchmarks: one script for each claim in docs/performance.md and its pages.
+"""Benchmarks: one script for each claim in docs/contributing/performance.md and its pages.
 
 `make bench` runs `bench.run` (one table for each model); `make bench-peers` runs `bench.peer_systems.peers`, which
 alternates between this system and other serving systems. Both send the loads of `bench.harness.loads` with the

@@ -8,7 +8,7 @@ engine alone (or in the other order), and the limits are measured again. Both ru
 the limits in their own moments (`bench.limits_of_machine.moments`). The bus tax is the share of the engine's rate that
 is lost in the whole system, within a round. For the demo model, `bench.reliability.record_cost` compares the system
 with and without the record of requests; for the others, `bench.disaggregation` compares prefill and decode apart with
-both on each engine. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
+both on each engine. Results go to bench/results/MODEL.json; docs/contributing/performance.md shows published ones.
 """
 
 import argparse

@@ -207,7 +207,7 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
         found = [f"Recommended for {where}: {words}"]
         found += [f"  {fit.sequences(context)} sequences of {context} tokens at once"]
         if changes.get("quantization") and not settings.execution.quantization:
-            found += ["  Without quantization it does not fit; it costs little quality (docs/quantization.md)."]
+            found += ["  Without quantization it does not fit; it costs little quality (docs/guides/quantize.md)."]
         elif not settings.execution.quantization and fit.needs.form == "none":
             mode = "ifq" if card else "ifq_w8a8"
             found += [f"  --quantization={mode} halves the weights: use it if memory is tight or speed matters."]

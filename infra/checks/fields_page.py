@@ -1,4 +1,4 @@
-"""Writes docs/request-fields.md: each field of each API's requests, and what the server does with it.
+"""Writes docs/reference/request-fields.md: each field of each API's requests, and what the server does with it.
 
 Read from the schemas of the bodies and from the rules of the APIs
 (`antiphon.services.gateway.apis.openai.bodies.request_fields`).
@@ -24,11 +24,11 @@ from antiphon.services.gateway.guests.responses import schemas as responses
 from antiphon.shared.request.conversation import Turn
 from infra.checks.generated import keep
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "request-fields.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "request-fields.md"
 _HEAD = """# Fields of requests
 
 Written by `python -m infra.checks.fields_page` from the one table of fields
-([ADR 18](adr/0018-hints-are-heard.md)).
+([ADR 18](../adr/0018-hints-are-heard.md)).
 
 - **acts**: the server does what the field says.
 - **mapped**: another server's name; it is read as the field that is named.

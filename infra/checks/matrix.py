@@ -1,4 +1,4 @@
-"""The fault matrix: writes the table in docs/reliability.md, and checks that each row has a test or a reason.
+"""The fault matrix: writes the table in docs/contributing/reliability.md, and checks that each row has a test or a reason.
 
     python -m infra.checks.matrix [--check]
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, ROWS = "docs/reliability.md", "docs/fault_matrix.tsv"
+PAGE, ROWS = "docs/contributing/reliability.md", "docs/fault_matrix.tsv"
 BEGIN, END = "<!-- matrix: written by `python -m infra.checks.matrix` -->", "<!-- end of the matrix -->"
 GROUPS = {
     "R": "Processes",

@@ -1,4 +1,4 @@
-"""Writes the reference part of docs/protocol.md: subjects, messages, error codes and limits, read from the code.
+"""Writes the reference part of docs/contributing/protocol.md: subjects, messages, error codes and limits, read from the code.
 
 The part of the page before `MARKER` is written by hand and kept. Subjects and message types are imported. The subjects
 on which a service listens, and the replies of its handlers, are read from the source; the services are not imported.
@@ -27,7 +27,7 @@ from antiphon.shared.subjects import Subjects
 from infra.checks.generated import keep
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "protocol.md"
+PAGE = ROOT / "docs" / "contributing" / "protocol.md"
 MARKER = "<!-- Everything below is written by `make docs` from the code; do not edit it. -->"
 SERVICES = ("gateway", "tokenizer", "engine", "detokenizer", "vision")
 _UNITS = {"_S": "s", "_MS": "ms", "_CHARS_MAX": "characters", "_TOKENS_MAX": "tokens"}

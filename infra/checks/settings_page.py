@@ -1,4 +1,4 @@
-"""Writes the tables of docs/settings.md: all settings, and the options of other servers with their treatment here.
+"""Writes the tables of docs/reference/settings.md: all settings, and the options of other servers with their treatment here.
 
 A flag's variable, default and range are read from the settings classes, the options of other servers from
 `antiphon.shared.settings.other_options`. The text before the first table is written by hand and kept.
@@ -15,7 +15,7 @@ from antiphon.settings import NOT_FOR_USERS, DirectSettings, InstanceSettings, R
 from antiphon.shared.flags import GROUPS, flags_of
 from antiphon.shared.settings.other_options import OPTIONS, VARIABLES, Other, Variable
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "settings.md"
 _ACCEPTED = "They are accepted, and the log says once that they have no effect."
 _REFUSED = (
     "They would change what the server does: it ends with exit code 78 before anything starts and says why. A value\n"

@@ -1,4 +1,4 @@
-"""Writes and checks docs/coverage.md: the rows (features) of the specification, and the tests that prove each row.
+"""Writes and checks docs/contributing/coverage.md: the rows (features) of the specification, and the tests that prove each row.
 
 A row counts as proven if every test that names it (`@pytest.mark.spec("S-API-041")`) was collected and passed in a
 recorded run; a skipped, deselected or failed test does not count. The rows are listed in docs/spec_rows.tsv. Columns
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
     options = parser.parse_args(argv)
-    page = options.root / "docs" / "coverage.md"
+    page = options.root / "docs" / "contributing" / "coverage.md"
     try:
         rows, marks = read_rows(options.root), find_marks(options.root)
         check_marks(rows, marks)
@@ -246,7 +246,9 @@ def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes, *, without_co
         print(f"not judged, as container tests did not run: {', '.join(unseen)}")
     wrong = [f"{row}: {why}" for row in rows if row in claims for why in _missing(rows[row], outcomes)]
     if wrong:
-        raise SpecError("docs/coverage.md calls rows proven that this run did not prove:\n  " + "\n  ".join(wrong))
+        raise SpecError(
+            "docs/contributing/coverage.md calls rows proven that this run did not prove:\n  " + "\n  ".join(wrong)
+        )
 
 
 def check_page(page: Path, rows: Rows, marks: Marks) -> None:
@@ -256,7 +258,7 @@ def check_page(page: Path, rows: Rows, marks: Marks) -> None:
     run = _RUN.search(text)
     if text == render(rows, marks, claims & provable(rows, marks), run[1] if run else ""):
         return
-    raise SpecError("docs/coverage.md is out of date: run `make test` and `make coverage-of-spec`")
+    raise SpecError("docs/contributing/coverage.md is out of date: run `make test` and `make coverage-of-spec`")
 
 
 def claimed(page: Path) -> set[str]:

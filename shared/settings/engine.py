@@ -171,7 +171,7 @@ class AdapterSettings(Settings, group="adapters"):
 
 
 class ExecutionSettings(Settings, group="engine: execution"):
-    """What computes, in which types; and the engine's tests of itself (docs/second-opinion.md)."""
+    """What computes, in which types; and the engine's tests of itself (docs/guides/second-opinion.md)."""
 
     canary_interval: float = flag(
         2.0,

@@ -1,9 +1,9 @@
-"""`make attack`: attacks on a real server, each with a goal, and what another client sees meanwhile (docs/attacks.md).
+"""`make attack`: attacks on a real server, each with a goal, and what another client sees meanwhile (docs/contributing/attacks.md).
 
 | module | |
 |---|---|
 | `judging` | goals, measures and verdicts; pure |
-| `page` | the tables: of a run, and in docs/attacks.md |
+| `page` | the tables: of a run, and in docs/contributing/attacks.md |
 | `place` | what an attack is given, and how it asks the server |
 | `target` | the servers that are attacked |
 | `memory` | a limit of memory for each process of a server |

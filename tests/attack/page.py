@@ -1,4 +1,4 @@
-"""The tables of a run: printed by `run`, and written into docs/attacks.md from its JSON.
+"""The tables of a run: printed by `run`, and written into docs/contributing/attacks.md from its JSON.
 
     python -m tests.attack.page FILE
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/attacks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/contributing/attacks.md"
 BEGIN, END = "<!-- results: written by `python -m tests.attack.page FILE` -->", "<!-- end of the results -->"
 SHOWN_CHARS = 160
 """Of one reason why a goal was missed; the JSON has all of it."""

@@ -1,4 +1,4 @@
-"""What each client did at its last run: `results.json`, from which docs/clients.md is written.
+"""What each client did at its last run: `results.json`, from which docs/contributing/clients.md is written.
 
 Rows of clients that a run leaves out stay as they are.
 """
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     calls_passed: int = 0
     """Checked calls of the client that succeeded; 0: not counted."""
     calls_answered: int = 0
-    """Calls that the server refuses, as docs/apis.md says."""
+    """Calls that the server refuses, as docs/reference/apis.md says."""
     calls_failed: tuple[str, ...] = ()
     requests: int = 0
     """Requests that the server got; 0: not counted."""

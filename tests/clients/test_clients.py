@@ -21,7 +21,7 @@ from tests.system.served import ROOT, Served, until_the_end
 
 pytestmark = pytest.mark.system
 HERE = Path(__file__).parent
-DOCUMENTED = (ROOT / "docs" / "apis.md").read_text()
+DOCUMENTED = (ROOT / "docs" / "reference" / "apis.md").read_text()
 if "ANTIPHON_CLIENTS" not in os.environ:
     pytest.skip("run by `make client-test`, which installs the clients", allow_module_level=True)
 

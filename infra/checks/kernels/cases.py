@@ -1,6 +1,6 @@
 """The cases of the compile check: every kernel in the shapes of published models, on tensors without data.
 
-A case calls launchers with tensors of the `meta` device. The name of a case is the first column in docs/kernels.md.
+A case calls launchers with tensors of the `meta` device. The name of a case is the first column in docs/contributing/kernels.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -327,7 +327,7 @@ def moves() -> None:
 
 
 def all_cases() -> Iterator[Case]:
-    """Yields every case, in the order of the table in docs/kernels.md."""
+    """Yields every case, in the order of the table in docs/contributing/kernels.md."""
     for name, a in ATTENTIONS.items():
         yield Case(f"attention, {name}", attention(a), NOT_ON_SM_80 if a.cache else frozenset())
     for name, latents in LATENTS.items():

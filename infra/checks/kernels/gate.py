@@ -7,7 +7,7 @@ memory. Exceeding a limit is an error. It is also an error if the compiled code 
 kernel fast on a target: warp-group matrix products in Hopper's prefill, matrix instructions on AMD. Each line also has
 a fingerprint of everything that determines the compiled code. With `--changed`, which the tests use, only kernels whose
 fingerprint has changed are compiled, and the cost of the others is read from `budgets.json`. `--write` rewrites the
-budgets and the table in docs/kernels.md.
+budgets and the table in docs/contributing/kernels.md.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from infra.checks.kernels.compiling import TARGETS, Cost, Launch, Target, compil
 
 ROOT = Path(__file__).resolve().parents[3]
 BUDGETS = Path(__file__).with_name("budgets.json")
-TABLE = ROOT / "docs" / "kernels.md"
+TABLE = ROOT / "docs" / "contributing" / "kernels.md"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def needed_of_quantized(entry: Entry) -> str:
 
 
 def table(entries: list[Entry]) -> str:
-    """Returns the text of docs/kernels.md: the text of `page.md`, then the table of costs."""
+    """Returns the text of docs/contributing/kernels.md: the text of `page.md`, then the table of costs."""
     head = (ROOT / "infra" / "checks" / "kernels" / "page.md").read_text(encoding="utf-8").strip()
     lines = [
         head,

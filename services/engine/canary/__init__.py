@@ -1,4 +1,4 @@
-"""The engine's self-tests, which detect wrong results. See `docs/second-opinion.md`.
+"""The engine's self-tests, which detect wrong results. See `docs/guides/second-opinion.md`.
 
 | module      | what it does                                                                          |
 |-------------|---------------------------------------------------------------------------------------|

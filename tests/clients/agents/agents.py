@@ -1,7 +1,7 @@
 """The coding agents: how each is pointed at a server, is asked something, and goes on with a conversation.
 
 What an agent would send elsewhere is switched off with its own switches, as a user without another network would do.
-docs/clients.md shows these files and variables to users.
+docs/contributing/clients.md shows these files and variables to users.
 """
 
 import json

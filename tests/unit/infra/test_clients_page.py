@@ -1,4 +1,4 @@
-"""docs/clients.md is that of the tests' settings and of their last results."""
+"""docs/contributing/clients.md is that of the tests' settings and of their last results."""
 
 from tests.clients import results
 from tests.clients.agents.agents import AGENTS

@@ -1,4 +1,4 @@
-"""docs/request-fields.md is that of the table."""
+"""docs/reference/request-fields.md is that of the table."""
 
 from infra.checks.fields_page import PAGE, render
 

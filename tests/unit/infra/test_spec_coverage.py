@@ -19,7 +19,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "docs").mkdir()
+        (root / "docs" / "contributing").mkdir(parents=True)
         (root / "tests" / "container").mkdir(parents=True)
         (root / "tests" / "conftest.py").write_text('pytest_plugins = ("infra.checks.spec_plugin",)\n')
         (root / "pytest.ini").write_text(
@@ -50,7 +50,7 @@ class Project:
     @property
     def states(self) -> dict[str, str]:
         """The page's third column, by row."""
-        lines = (self.root / "docs" / "coverage.md").read_text().splitlines()
+        lines = (self.root / "docs" / "contributing" / "coverage.md").read_text().splitlines()
         cells = [line.split(" | ") for line in lines if line.startswith("| S-")]
         return {line[0].removeprefix("| "): line[2] for line in cells}
 
@@ -170,7 +170,10 @@ def test_a_row_is_proven_when_all_its_parts_are(project: Project) -> None:
     project.run()
     assert project.coverage() == 0
     assert project.states["S-2"] == "proven"
-    assert "left: `tests/test_x.py::test_left`<br>right: " in (project.root / "docs" / "coverage.md").read_text()
+    assert (
+        "left: `tests/test_x.py::test_left`<br>right: "
+        in (project.root / "docs" / "contributing" / "coverage.md").read_text()
+    )
 
 
 def test_a_waived_row_does_not_count_and_says_why(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +182,7 @@ def test_a_waived_row_does_not_count_and_says_why(project: Project, capsys: pyte
     assert project.coverage() == 0
     assert "4 rows of the specification: 0 proven, 1 waived, 0 documented, 3 open" in capsys.readouterr().out
     line = "| S-3 | three | waived | `tests/test_x.py::test_three` | the product knows better |"
-    assert line in (project.root / "docs" / "coverage.md").read_text()
+    assert line in (project.root / "docs" / "contributing" / "coverage.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ def test_a_mark_that_means_nothing_is_named(
 def test_without_a_report_nothing_is_claimed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert project.coverage() == project.coverage("--proofs") == 1
     assert "run `make test` first" in capsys.readouterr().out
-    assert not (project.root / "docs" / "coverage.md").exists()
+    assert not (project.root / "docs" / "contributing" / "coverage.md").exists()
 
 
 def test_a_report_of_other_sources_is_not_believed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +271,7 @@ def test_a_page_that_is_out_of_date_is_found_without_a_report(project: Project) 
 
 def test_a_row_is_not_called_proven_by_hand(project: Project) -> None:
     assert project.coverage("--claim") == 0
-    page = project.root / "docs" / "coverage.md"
+    page = project.root / "docs" / "contributing" / "coverage.md"
     page.write_text(page.read_text().replace("| S-1 | one | open |", "| S-1 | one | proven |"))
     assert project.coverage("--check") == 1
 
@@ -307,7 +310,7 @@ def test_the_page_says_whether_it_is_a_claim_or_of_which_commit_is_the_run(
 
     def page() -> str:
         assert project.coverage("--check") == 0
-        return (project.root / "docs" / "coverage.md").read_text()
+        return (project.root / "docs" / "contributing" / "coverage.md").read_text()
 
     project.tests('@pytest.mark.spec("S-1")\ndef test_x(): pass\n')
     project.run()

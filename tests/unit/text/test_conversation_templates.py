@@ -77,7 +77,7 @@ def test_a_conversation_is_laid_out_to_the_letter(name: str) -> None:
 
 
 def test_the_page_of_the_documentation_has_every_name() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "conversation-templates.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "conversation-templates.md").read_text(encoding="utf-8")
     assert [name for name in CONV_TEMPLATES if f"| `{name}` |" not in page] == []
 
 

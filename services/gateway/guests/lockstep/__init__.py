@@ -1,4 +1,4 @@
-"""Runs a request on two engines at once and shows only tokens on which both agree. See `docs/second-opinion.md`.
+"""Runs a request on two engines at once and shows only tokens on which both agree. See `docs/guides/second-opinion.md`.
 
 | module        | what it does                                                                       |
 |---------------|------------------------------------------------------------------------------------|

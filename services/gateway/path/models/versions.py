@@ -79,7 +79,7 @@ class VersionDirectory:
                 "The processes of this deployment are not started by `antiphon serve`, which would start another "
                 "version. With Compose or Kubernetes, start the engines, tokenizers and detokenizers of the new one "
                 "beside the old ones with a --served-model-name of their own, and move the clients to that name "
-                "(docs/moving.md)."
+                "(docs/guides/change-models.md)."
             )
             raise ServiceError("unsupported_parameter", message) from error
         except RequestTimeoutError as error:
