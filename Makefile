@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,7 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/python -m tests.clients.page --check
 	$(BIN)/python -m infra.checks.claims
 	$(BIN)/python -m infra.checks.spec_coverage --check
+	$(BIN)/python -m infra.checks.decisions_page --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
 	$(BIN)/python -m infra.checks.kernels.gate $(ARGS)
@@ -124,7 +125,7 @@ bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/
 vllm-test: install  ## quantized checkpoints in vLLM's CPU build (ARGS="--vllm ENVIRONMENT/bin/python")
 	$(BIN)/python -m bench.peer_systems.vllm_loads $(ARGS)
 
-docs: install  ## write the generated pages: settings, protocol, coverage of the specification
+docs: install  ## write the generated pages: settings, protocol, decisions, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.fields_page
 	$(BIN)/python -m infra.checks.protocol_page
@@ -132,6 +133,13 @@ docs: install  ## write the generated pages: settings, protocol, coverage of the
 	$(BIN)/python -m infra.checks.matrix
 	$(BIN)/python -m tests.clients.page
 	$(BIN)/python -m infra.checks.spec_coverage --claim
+	$(BIN)/python -m infra.checks.decisions_page
+
+docs-site:  ## build the documentation site in build/site; installs mkdocs in build/site-venv
+	@test -x build/site-venv/bin/python || "$(PYTHON)" -m venv build/site-venv
+	build/site-venv/bin/pip install -q -r infra/site/requirements.txt
+	NO_MKDOCS_2_WARNING=1 build/site-venv/bin/python -m mkdocs build -q --strict -d build/site
+	@build/site-venv/bin/python infra/site/no_network.py build/site
 
 coverage-of-spec: install  ## write docs/contributing/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
 	$(BIN)/python -m infra.checks.spec_coverage --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)

@@ -48,7 +48,7 @@ LEGEND = (
     "- *Documented*: a fact that no test can show, stated in the document named.",
     "- *Open*: the rest. Tests named there show a part of the row, or did not pass where this page was made.",
     "",
-    "[spec_texts.tsv](spec_texts.tsv) has what each row asks for. Its letters stand for the documentation of five",
+    "[spec_texts.tsv](../spec_texts.tsv) has what each row asks for. Its letters stand for the documentation of five",
     "servers: A to D for their command lines and HTTP APIs, E for a Python API; PD is the default that was proposed",
     "for this one, and [proposal] a rule that none of them states. A word before a test is the part of the row that it",
     "shows. Tests in `tests/container` run in `make container-test`, the others in `make test`.",

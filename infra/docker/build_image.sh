@@ -2,7 +2,7 @@
 # Builds the image of the whole server: sh infra/docker/build_image.sh --base-image=IMAGE --image-name=NAME
 #
 # IMAGE (default: python:3.11-slim-bookworm) is what the image is based on, NAME (default: antiphon) what it is called.
-# TORCH_INDEX_URL in the environment names the package index for torch. docs/start/containers.md says how to run the image.
+# TORCH_INDEX_URL in the environment names the package index for torch. docs/start/container.md says how to run the image.
 set -eu
 
 usage="usage: build_image.sh [--base-image=IMAGE] [--image-name=NAME]"
