@@ -7,7 +7,7 @@ GPU_PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || comma
 INSTALLED := .venv/.installed
 COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
 SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
-COMPOSE_FILES := -f docker-compose.yml $(if $(CLUSTER),-f infra/docker/cluster.yml) $(if $(TRACING),-f infra/docker/tracing.yml) $(if $(MONITORING),-f infra/docker/monitoring.yml)
+COMPOSE_FILES := -f docker-compose.yml $(if $(CLUSTER),-f infra/docker/cluster.yml) $(if $(TRACING),-f infra/docker/tracing.yml) $(if $(MONITORING),-f infra/docker/monitoring.yml) $(if $(GPU),-f infra/docker/gpu.yml) $(if $(OPEN_WEBUI),-f infra/docker/open-webui.yml)
 # What became of the tests that prove rows of the specification.
 SPEC_REPORT := build/spec-report.json
 CONTAINER_SPEC_REPORT := build/spec-report-container.json
@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality dist release docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,13 @@ vllm-test: install  ## quantized checkpoints in vLLM's CPU build (ARGS="--vllm E
 	$(BIN)/python -m bench.peer_systems.vllm_loads $(ARGS)
 
 docs: install  ## write the generated pages: settings, protocol, decisions, coverage of the specification
+dist: install  ## the sdist, and a wheel with the compiled CPU backend for each kind of machine, in dist/ (ARGS="--machine x86_64")
+	$(BIN)/python -m infra.dist $(ARGS)
+
+release:  ## commit and tag a version; nothing is pushed (VERSION=1.2.3)
+	$(PYTHON) -m infra.dist.release $(VERSION)
+
+docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.fields_page
 	$(BIN)/python -m infra.checks.protocol_page
@@ -181,7 +188,7 @@ container-test: install  ## build the images, run two of each service, break som
 cluster-test: install  ## a NATS cluster and the services on three hosts, which are killed and cut off (needs root: network namespaces)
 	$(BIN)/python -m pytest -q --timeout 1200 tests/cluster $(ARGS)
 
-up:  ## start everything in containers (SCALE="--scale engine=2 …", CLUSTER=1, TRACING=1, MONITORING=1)
+up:  ## start everything in containers (SCALE="--scale engine=2 …", CLUSTER=1, TRACING=1, MONITORING=1, GPU=1, OPEN_WEBUI=1)
 	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)
 	@echo "Antiphon starts at http://127.0.0.1:8000 (make down stops it)"
 

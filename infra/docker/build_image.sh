@@ -43,6 +43,6 @@ done
 
 command -v docker >/dev/null || fail "there is no command docker: install Docker" 1
 root=$(cd "$(dirname "$0")/../.." && pwd)
-docker build --file "$root/infra/docker/server.Dockerfile" --tag "$image_name" \
+docker build --file "$root/infra/docker/server.Dockerfile" --target run --tag "$image_name" \
     --build-arg BASE_IMAGE="$base_image" --build-arg TORCH_INDEX_URL="${TORCH_INDEX_URL:-}" "$root"
 echo "built $image_name; start it with: docker run -p 8501:8501 -v MODEL_DIR:/data/model:ro $image_name"

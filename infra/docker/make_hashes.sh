@@ -8,6 +8,6 @@
 set -eu
 cd "$(dirname "$0")/../.."
 [ -x build/uv/bin/uv ] || { python3 -m venv build/uv && build/uv/bin/pip install -q uv; }
-python3 infra/docker/group_requirements.py pyproject.toml project | grep -v '^torch==' |
+python3 infra/docker/group_requirements.py pyproject.toml project | grep -v '^torch[<>=]' |
   build/uv/bin/uv pip compile -q --no-config --no-header --generate-hashes --python-platform linux --python-version 3.11 \
     --constraints constraints.txt --output-file infra/docker/hashes.txt -

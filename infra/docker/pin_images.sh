@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 files="docker-compose.yml infra/docker/*.yml infra/docker/*.Dockerfile infra/docker/build_image.sh infra/kubernetes/base/nats.yaml"
 before='(image: |FROM |BASE_IMAGE=|base_image=)'
 # shellcheck disable=SC2086  # a list of files
-for image in $(sed -nE "s#^.*$before([a-z/]+:v?[0-9][A-Za-z0-9._-]*).*#\2#p" $files | sort -u); do
+for image in $(sed -nE "s#^.*$before([a-z./-]+:v?[0-9][A-Za-z0-9._-]*).*#\2#p" $files | sort -u); do
   digest=$(docker buildx imagetools inspect "$image" --format '{{.Manifest.Digest}}')
   case $digest in sha256:*) ;; *) echo "pin_images.sh: no digest of $image: $digest" >&2; exit 1 ;; esac
   sed -i -E "s#$before$image(@sha256:[0-9a-f]+)?#\1$image@$digest#" $files

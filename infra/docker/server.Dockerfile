@@ -1,4 +1,9 @@
-# The whole server in one image, for one machine: `antiphon run` starts the bus and all services. See build_image.sh.
+# The whole server in one image, for one machine: the bus and all services.
+#
+#   docker build -f infra/docker/server.Dockerfile -t antiphon . && docker run -p 8000:8000 antiphon
+#
+# serves the demo model, or another: `docker run … antiphon serve --host=0.0.0.0 --model=org/model`. The stage `run` is
+# the image that build_image.sh makes, which starts `antiphon run`.
 #
 # BASE_IMAGE must be a Debian or Ubuntu with Python 3.11 or newer as `python`.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
@@ -16,7 +21,7 @@ COPY services/engine/backends/__init__.py antiphon/services/engine/backends/
 COPY services/engine/backends/cpu antiphon/services/engine/backends/cpu
 RUN python -m antiphon.services.engine.backends.cpu --all
 
-FROM ${BASE_IMAGE}
+FROM ${BASE_IMAGE} AS run
 
 USER root
 WORKDIR /app
@@ -34,6 +39,7 @@ COPY shared shared
 COPY services services
 COPY antiphon antiphon
 COPY infra/llm_tools llm_tools
+COPY infra/docker/healthcheck.py ./
 COPY --from=compiled /app/antiphon/services/engine/backends/cpu/compiled services/engine/backends/cpu/compiled
 RUN python -m compileall -q shared services antiphon
 ENV HF_HOME=/models LLM_TOOLS_PATH=/app/llm_tools
@@ -42,3 +48,8 @@ EXPOSE 8501
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "antiphon"]
 CMD ["run"]
+
+FROM run AS serve
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "healthcheck.py", "gateway"]
+CMD ["serve", "--host=0.0.0.0", "--port=8000"]

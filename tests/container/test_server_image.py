@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BASE, NAME = "python:3.11-slim-bookworm", f"antiphon-server-test-{os.getpid()}"
 READY_S = 240.0
+TORCH = ("--build-arg", f"TORCH_INDEX_URL={os.environ.get('TORCH_INDEX_URL', '')}")
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1800)]
 
 
@@ -66,6 +67,29 @@ def test_the_script_builds_an_image_whose_container_answers(image: str, tmp_path
         assert answer["choices"][0]["message"]["content"]
     finally:
         run("docker", "rm", "-f", container)
+
+
+def test_one_command_builds_an_image_that_serves_the_demo_model_and_knows_its_health() -> None:
+    name = f"{NAME}-serve"
+    run("docker", "build", "-q", "-f", "infra/docker/server.Dockerfile", "-t", name, *TORCH, ".")
+    container = run("docker", "run", "-d", "-p", "127.0.0.1::8000", name)
+    try:
+        port = int(run("docker", "port", container, "8000").rpartition(":")[2])
+        deadline = time.monotonic() + READY_S
+        health = ("docker", "inspect", "-f", "{{.State.Health.Status}}", container)
+        while run(*health) != "healthy":
+            assert time.monotonic() < deadline, run("docker", "logs", container)
+            time.sleep(1.0)
+        question = {"messages": [{"role": "user", "content": "What is 12 + 7?"}], "temperature": 0}
+        status, answer = ask(port, "/v1/chat/completions", question)
+        assert (status, "19" in answer["choices"][0]["message"]["content"]) == (200, True)
+        assert ask(port, "/v1/chat/completions", {**question, "temperature": 9})[0] == 400
+        assert "compiling" not in run("docker", "logs", container)
+        told = run("docker", "run", "--rm", name, "serve", "--model=/nowhere", code=78)
+        assert "--model" in told
+    finally:
+        run("docker", "rm", "-f", container)
+        run("docker", "image", "rm", "-f", name)
 
 
 def test_a_container_with_a_setting_that_cannot_be_ends_with_78(image: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ READY_S, END_S = 90.0, 30.0
 class Started:
     """A process that was started, and what it has printed on both of its outputs."""
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path = ROOT) -> None:
         self.process = subprocess.Popen(
-            argv, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            argv, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -163,9 +164,16 @@ class Answer:
 
 def fetch(served: Served, method: str, path: str, body: Any = None, **headers: str) -> Answer:
     """A plain HTTP request to the system."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    return fetch_url(method, f"http://127.0.0.1:{served.port}{path}", body, **headers)
+
+
+def fetch_url(method: str, url: str, body: Any = None, **headers: str) -> Answer:
+    """A plain HTTP request."""
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=60)
     try:
         data = None if body is None else json.dumps(body)
+        path = url.removeprefix(f"{parts.scheme}://{parts.netloc}")
         connection.request(method, path, data, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())

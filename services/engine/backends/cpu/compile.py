@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,15 @@ def processor_flags(cpuinfo: str) -> frozenset[str]:
     return frozenset()
 
 
-def make_library(variant: Variant, directory: Path) -> Path:
-    """Compiles a variant into a directory unless it is there already, and returns its path. Raises `CompileError`."""
+def make_library(variant: Variant, directory: Path, compiler: str | None = None, link: Sequence[str] = ()) -> Path:
+    """Compiles a variant into a directory unless it is there already, and returns its path. Raises `CompileError`.
+
+    `compiler`: its path, by default that of this machine; `link`: more flags for linking.
+    """
     path = directory / library_name(variant)
     if path.is_file():
         return path
-    compiler = find_compiler()
+    compiler = compiler or find_compiler()
     if compiler is None:
         raise CompileError("there is no C++ compiler (Debian has one in the package g++)")
     try:
@@ -94,7 +97,7 @@ def make_library(variant: Variant, directory: Path) -> Path:
         with alone_in(directory, ".compiling-*"):
             # Another process may have compiled it while this one waited for the lock.
             if not path.is_file():
-                _compile(compiler, variant, path)
+                _compile(compiler, variant, path, link)
                 remove_oldest(directory, "*.so", COMPILED_LIBRARIES_MAX)
     except OSError as error:
         raise CompileError(f"{directory} cannot be written: {error}") from error
@@ -132,12 +135,12 @@ def library_name(variant: Variant) -> str:
     return f"{variant.name}-{digest.hexdigest()[:16]}.so"
 
 
-def _compile(compiler: str, variant: Variant, path: Path) -> None:
+def _compile(compiler: str, variant: Variant, path: Path, link: Sequence[str]) -> None:
     """Compiles in a temporary directory and renames the library into place, so that it is always complete."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-", ignore_cleanup_errors=True) as scratch:
         flags, made = (*FLAGS, *QUIET, *variant.flags), Path(scratch) / path.name
         objects = compile_objects(compiler, flags, sorted(SOURCE.glob("*.cpp")), Path(scratch))
-        run([compiler, *flags, "-shared", *objects, "-o", str(made)])
+        run([compiler, *flags, "-shared", *link, *objects, "-o", str(made)])
         made.chmod(0o755)
         with made.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Builds what a release publishes: an sdist, and a wheel for each kind of machine."""
