@@ -125,14 +125,13 @@ bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/
 vllm-test: install  ## quantized checkpoints in vLLM's CPU build (ARGS="--vllm ENVIRONMENT/bin/python")
 	$(BIN)/python -m bench.peer_systems.vllm_loads $(ARGS)
 
-docs: install  ## write the generated pages: settings, protocol, decisions, coverage of the specification
 dist: install  ## the sdist, and a wheel with the compiled CPU backend for each kind of machine, in dist/ (ARGS="--machine x86_64")
 	$(BIN)/python -m infra.dist $(ARGS)
 
 release:  ## commit and tag a version; nothing is pushed (VERSION=1.2.3)
 	$(PYTHON) -m infra.dist.release $(VERSION)
 
-docs: install  ## write the generated pages: settings, protocol, coverage of the specification
+docs: install  ## write the generated pages: settings, protocol, decisions, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.fields_page
 	$(BIN)/python -m infra.checks.protocol_page

@@ -13,8 +13,8 @@ from infra.checks.generated import keep
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "adr"
 _HEAD = """# Decisions
 
-Why Antiphon is as it is: one record for each decision, with what was rejected. `make docs` writes this page. A decision that is replaced keeps its
-record, with a line `Status:` below its title that names the new one.
+Why Antiphon is as it is: one record for each decision, with what was rejected. `make docs` writes this page. A decision
+that is replaced keeps its record, with a line `Status:` below its title that names the new one.
 
 | number | decision | status |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""The fault matrix: writes the table in docs/contributing/reliability.md, and checks that each row has a test or a reason.
+"""The fault matrix: writes the table in docs/contributing/reliability.md; each row needs a test or a reason.
 
     python -m infra.checks.matrix [--check]
 

@@ -1,4 +1,4 @@
-"""Writes the reference part of docs/contributing/protocol.md: subjects, messages, error codes and limits, read from the code.
+"""Writes the reference part of docs/contributing/protocol.md: subjects, messages, errors and limits in the code.
 
 The part of the page before `MARKER` is written by hand and kept. Subjects and message types are imported. The subjects
 on which a service listens, and the replies of its handlers, are read from the source; the services are not imported.

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference/settings.md: all settings, and the options of other servers with their treatment here.
+"""Writes the tables of docs/reference/settings.md: all settings, and what becomes of options of other servers.
 
 A flag's variable, default and range are read from the settings classes, the options of other servers from
 `antiphon.shared.settings.other_options`. The text before the first table is written by hand and kept.

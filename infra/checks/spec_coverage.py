@@ -1,4 +1,4 @@
-"""Writes and checks docs/contributing/coverage.md: the rows (features) of the specification, and the tests that prove each row.
+"""Writes and checks docs/contributing/coverage.md: the rows of the specification, and the tests of each.
 
 A row counts as proven if every test that names it (`@pytest.mark.spec("S-API-041")`) was collected and passed in a
 recorded run; a skipped, deselected or failed test does not count. The rows are listed in docs/spec_rows.tsv. Columns

@@ -1,4 +1,4 @@
-"""Checks that a built site loads nothing from other hosts when it is read: `python infra/site/no_network.py build/site`.
+"""Checks that a built site loads nothing from other hosts: `python infra/site/no_network.py build/site`.
 
 Links that a reader may follow (`<a>`) are no resources. Uses nothing but the standard library.
 """

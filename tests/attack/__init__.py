@@ -1,4 +1,6 @@
-"""`make attack`: attacks on a real server, each with a goal, and what another client sees meanwhile (docs/contributing/attacks.md).
+"""`make attack`: attacks on a real server, each with a goal, and what another client sees meanwhile.
+
+docs/contributing/attacks.md has the results.
 
 | module | |
 |---|---|

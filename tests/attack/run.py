@@ -3,8 +3,8 @@
     python -m tests.attack.run [--quick] [--only NAME …] [--minutes 10] [--seed N] [--json FILE]
 
 Each attack runs for some seconds, while another client's streams, /livez and the memory of all processes of the server
-are measured. The last one, `everything`, makes all attacks of a limited key at once for `--minutes`. docs/contributing/attacks.md
-says what is attacked, by whom, and what the goals are.
+are measured. The last one, `everything`, makes all attacks of a limited key at once for `--minutes`.
+docs/contributing/attacks.md says what is attacked, by whom, and what the goals are.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Runs the checks of one client and prints their outcomes as one JSON object: `python -m tests.clients.checks MODULE…`.
 
 A check is one call of the client, named after what is expected of it. It passes if it returns. A call that the server
-refuses on purpose is answered: it ends with a client error, and docs/reference/apis.md says what to use in its place. This module
-also has what the checks ask for. It knows nothing of the product; `test_clients` runs it in the clients' own
-environment, with the server's URL and key in its own.
+refuses on purpose is answered: it ends with a client error, and docs/reference/apis.md says what to use in its place.
+This module also has what the checks ask for. It knows nothing of the product; `test_clients` runs it in the clients'
+own environment, with the server's URL and key in its own.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def check(call: Check) -> Check:
 
 
 def refused(documented: str, told: str) -> Callable[[Check], Check]:
-    """Marks a call that ends with a client error. `documented`: words of docs/reference/apis.md; `told`: of the error."""
+    """Marks a call that ends with a client error. `documented`: words of docs/reference/apis.md; `told`: of it."""
 
     def mark(call: Check) -> Check:
         setattr(call, _REFUSED, (documented, told))

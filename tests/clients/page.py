@@ -1,4 +1,4 @@
-"""Writes docs/contributing/clients.md: how coding agents are pointed at a server, and what each client did at its last run.
+"""Writes docs/contributing/clients.md: how coding agents are set up, and what each client did at its last run.
 
 The first part is what the tests use (`agents.agents`), the second is `results.json`. Run as
 `python -m tests.clients.page`; `--check` only compares.
@@ -51,8 +51,8 @@ The requests of the agents, with other prose, are sent again in each `make test`
 An SDK or library makes each of its calls that a server of language models can answer, one after the other, with the
 demo model, one that takes images, and one that writes its reasoning first. Each must give what its name says
 (`tests/clients/sdks`, `tests/clients/frameworks`). "Answered" are calls that this server refuses on purpose, with a 4xx
-error; [apis.md](../reference/apis.md#what-is-not-offered-and-why) says what to use in their place. OpenAI's Python client 3.x is
-part of `make test`.
+error; [APIs](../reference/apis.md#what-is-not-offered-and-why) says what to use in their place. OpenAI's Python
+client 3.x is part of `make test`.
 
 ## Results
 

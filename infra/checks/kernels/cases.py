@@ -1,6 +1,7 @@
 """The cases of the compile check: every kernel in the shapes of published models, on tensors without data.
 
-A case calls launchers with tensors of the `meta` device. The name of a case is the first column in docs/contributing/kernels.md.
+A case calls launchers with tensors of the `meta` device. The name of a case is the first column in
+docs/contributing/kernels.md.
 """
 
 from collections.abc import Callable, Iterator

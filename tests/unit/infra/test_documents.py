@@ -1,11 +1,14 @@
-"""Documents that state facts which no test can show: they name their rows, and their links lead somewhere."""
+"""The documents: facts have their rows, links lead somewhere, and each page is in the site's navigation."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from infra.checks import decisions_page
 from infra.checks.spec_coverage import read_rows
+from infra.site.hooks import TAKEN, rewritten
+from infra.site.no_network import resources
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -14,7 +17,10 @@ README = ROOT / "README.md"
 GUIDES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
 MADE = ("infra/nats/secrets/passwords.conf",)
 """Files that a user makes with a script."""
-PAGES = [README, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("performance/*.md"))]
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+FOR_USERS = ("start", "guides", "integrations")
+JARGON = re.compile(r"S-[A-Z]{3}-\d{3}|\bNPUs?\b|\bADR \d|\b352\b|specification")
+"""What means nothing to a reader who only uses the server."""
 
 
 def test_every_fact_about_other_machines_and_versions_has_its_line() -> None:
@@ -31,9 +37,53 @@ def test_the_readme_can_be_read_in_a_minute() -> None:
     assert {"make serve", "make test"} <= {line.partition("  ")[0] for line in lines}
 
 
-def test_every_page_is_in_the_list_of_features() -> None:
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "features.md").read_text(encoding="utf-8"))
-    assert {page.name for page in DOCS.glob("*.md")} - {*listed, "features.md"} == set()
+def test_every_page_is_in_the_navigation_once() -> None:
+    nav = re.findall(r"^ +- (?:.+: )?([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    decisions = set(DOCS.glob("adr/0*.md"))
+    pages = {path.relative_to(DOCS).as_posix() for path in {*DOCS.rglob("*.md")} - decisions}
+    assert sorted(nav) == sorted({*pages, *TAKEN.values()})
+
+
+def test_the_list_of_decisions_has_each_with_its_status() -> None:
+    page = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
+    assert page == decisions_page.render()
+    assert "| [Newcomers get a step of their own](0056-newcomers-get-a-step-of-their-own.md) | withdrawn by " in page
+
+
+def test_a_decision_without_a_title_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0001-x.md").write_text("Nothing.\n\nMore.\n")
+    with pytest.raises(ValueError, match=r"0001-x\.md: the first line"):
+        decisions_page.render(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS / "index.md", *(p for f in FOR_USERS for p in sorted((DOCS / f).glob("*.md")))], ids=str
+)
+def test_a_page_for_users_has_short_lines_and_no_words_of_the_project(page: Path) -> None:
+    prose = [line for line in _prose(page).splitlines() if not line.startswith("|")]
+    assert [line for line in prose if len(line) > 160] == []
+    assert JARGON.findall("\n".join(prose)) == []
+
+
+def test_the_site_has_links_between_pages_and_texts_in_place_of_links_to_files() -> None:
+    text = (
+        "[a](../../SECURITY.md#x) [b](../adr) [c](../../examples/chat.py) [d](https://example.org) [e](#f) [g](chat.md)"
+    )
+    assert rewritten(text, "guides/tools.md") == (
+        "[a](../contributing/security.md#x) [b](../adr/README.md) c [d](https://example.org) [e](#f) [g](chat.md)"
+    )
+    assert rewritten("[a](docs/guides/chat.md)", TAKEN["CHANGELOG.md"]) == "[a](../guides/chat.md)"
+
+
+def test_what_a_site_loads_from_other_hosts_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<link rel="canonical" href="https://x"><link rel="stylesheet" href="//y/s.css"><a href="https://z">z</a>'
+        '<script src="https://w/j.js"></script><img src="own.png">'
+    )
+    (tmp_path / "b.css").write_text("@import url(https://v/f.css);")
+    found = resources(tmp_path)
+    assert found["a.html"] == ["<link> //y/s.css", "<script> https://w/j.js"]
+    assert list(found) == ["a.html", "b.css"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

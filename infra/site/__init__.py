@@ -1,0 +1,1 @@
+"""The documentation site: what builds it, and what checks the result."""
