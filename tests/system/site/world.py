@@ -23,6 +23,7 @@ OF_CLIENTS = ("drain", "fork", "models", "record", "replay", "resume", "top", "t
 """Commands that ask a running server."""
 _SHAPE = {"intermediate_size": 192, "max_position_embeddings": 8192}
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost):(?:8000|11434)\b")
+_PROCESS = re.compile(r" (\S+-\d+) \d+")
 _OWN_PORT = re.compile(r"--(?:port|host)")
 
 _COMMAND = """#!/bin/bash
@@ -84,6 +85,8 @@ class World:
             served = Served(*kept, environ=self.environ(None), cwd=folder)
             self._servers[kept] = served
             served.wait_for("Antiphon is ready")
+            for name in _PROCESS.findall(next(line for line in served.lines if line.startswith("  processes "))):
+                served.wait_for(f" INFO {name} ready")
         return self._servers[kept]
 
     def shell(self, text: str, served: Served | None, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -93,19 +96,6 @@ class World:
             argv,
             cwd=folder,
             env=self.environ(served),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=90,
-        )
-
-    def python(self, text: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-        """Runs a program that has a model of its own."""
-        argv = [sys.executable, "-c", text]
-        return subprocess.run(
-            argv,
-            cwd=folder,
-            env=self.environ(None),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,7 +12,7 @@ from infra.site.no_network import resources
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-COMPATIBILITY = DOCS / "reference" / "compatibility.md"
+COMPATIBILITY = DOCS / "contributing" / "compatibility.md"
 README = ROOT / "README.md"
 GUIDES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
 MADE = ("infra/nats/secrets/passwords.conf",)
@@ -27,7 +27,7 @@ def test_every_fact_about_other_machines_and_versions_has_its_line() -> None:
     lines = COMPATIBILITY.read_text(encoding="utf-8").splitlines()
     rows = ("S-DEP-010", "S-DEP-050", "S-DEP-051", "S-DEP-052", "S-DIS-050", *(f"S-DIS-05{n}" for n in range(3, 7)))
     assert [row for row in rows if sum(line.startswith(f"| {row} |") for line in lines) != 1] == []
-    documented = {row.id for row in read_rows(ROOT).values() if row.reason == "docs/reference/compatibility.md"}
+    documented = {row.id for row in read_rows(ROOT).values() if row.reason == "docs/contributing/compatibility.md"}
     assert documented <= set(rows)
 
 
