@@ -33,7 +33,7 @@ class Block:
     @property
     def server(self) -> tuple[str, ...]:
         """The flags of the server that a block starts, which is all that it does; empty if it does something else."""
-        words = shlex.split(self.text, comments=True) if self.language == "sh" else []
+        words = shlex.split(self.text.replace("\\\n", " "), comments=True) if self.language == "sh" else []
         return tuple(words[2:]) or ("",) if words[:2] == ["antiphon", "serve"] else ()
 
 
