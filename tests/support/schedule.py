@@ -23,6 +23,7 @@ LONGEST = (
     "tests/system/reliability/test_second_opinion.py",
     "tests/sim/test_swarm.py",
     "tests/system/api",
+    "tests/system/site",
     "tests/system/devices/test_parallel.py",
     "tests/model/test_parallel.py",
     "tests/model/test_parity.py",

@@ -26,7 +26,7 @@ from tests.system.site.world import World, addressed
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(240)]
 DEMO: tuple[str, ...] = ()
-SEVERAL = ("--engines", "2", "--gateways", "2", "--tokenizers", "2", "--detokenizers", "2")
+SEVERAL = ("--engines", "2", "--gateways", "2")
 """Flags of a server that several pages start."""
 MARKED_AT_MOST = 0.25
 """Share of the blocks that need not run."""

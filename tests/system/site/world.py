@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests.adapters import make_adapter, make_prompt_adapter
 from tests.models import make_model
@@ -21,7 +22,7 @@ TEXT, VISION = "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-3B-Instruct"
 COMMIT = "0" * 40
 OF_CLIENTS = ("drain", "fork", "models", "record", "replay", "resume", "top", "trace", "watch")
 """Commands that ask a running server."""
-_SHAPE = {"intermediate_size": 192, "max_position_embeddings": 8192}
+_SHAPE: dict[str, Any] = {"intermediate_size": 192, "max_position_embeddings": 8192}
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost):(?:8000|11434)\b")
 _PROCESS = re.compile(r" (\S+-\d+) \d+")
 _OWN_PORT = re.compile(r"--(?:port|host)")
