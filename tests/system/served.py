@@ -69,13 +69,12 @@ class Served(Started):
         *flags: str,
         environ: Mapping[str, str] | None = None,
         command: tuple[str, ...] = ("antiphon", "serve"),
-        cwd: Path = ROOT,
     ) -> None:
         own = ["--port=0", "--kv-cache-memory-gb=0.05"]
         if command[-1] == "serve" and not any(flag.startswith("--standby") for flag in flags):
             own.append("--standby=off")  # their imports would slow down the tests; `antiphon chaos` has them
         argv = [sys.executable, "-m", *command, *own, *flags]
-        super().__init__(argv, {**os.environ, **(environ or {})}, cwd)
+        super().__init__(argv, {**os.environ, **(environ or {})})
 
     @property
     def url(self) -> str:

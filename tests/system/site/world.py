@@ -25,6 +25,7 @@ OF_CLIENTS = ("drain", "fork", "models", "record", "replay", "resume", "top", "t
 _SHAPE: dict[str, Any] = {"intermediate_size": 192, "max_position_embeddings": 8192}
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost):(?:8000|11434)\b")
 _PROCESS = re.compile(r" (\S+-\d+) \d+")
+_PATH = re.compile(r"[\w./-]+[/.][\w./-]+")
 _OWN_PORT = re.compile(r"--(?:port|host)")
 
 _COMMAND = """#!/bin/bash
@@ -83,12 +84,18 @@ class World:
             flag for flag, previous in zip(flags, ("", *flags), strict=False) if flag and not _is_port(flag, previous)
         )
         if kept not in self._servers:
-            served = Served(*kept, environ=self.environ(None), cwd=folder)
+            served = Served(*(self._absolute(flag, folder) for flag in kept))
             self._servers[kept] = served
             served.wait_for("Antiphon is ready")
             for name in _PROCESS.findall(next(line for line in served.lines if line.startswith("  processes "))):
                 served.wait_for(f" INFO {name} ready")
         return self._servers[kept]
+
+    def _absolute(self, flag: str, folder: Path) -> str:
+        """A flag that means the same in any folder: processes start sooner in that of the repository."""
+        for name, model in self._models.items():
+            flag = flag.replace(name, str(model))
+        return _PATH.sub(lambda found: str(folder / found[0]) if (folder / found[0]).exists() else found[0], flag)
 
     def shell(self, text: str, served: Served | None, folder: Path) -> "subprocess.CompletedProcess[str]":
         """Runs shell code, in which the usual address stands for that of the server."""
@@ -105,9 +112,10 @@ class World:
 
     def _write_models(self) -> None:
         text = make_model(self._at / "models" / "qwen", "qwen3", **_SHAPE)
-        make_model(self._at / "models" / "tiny-new", "qwen3", seed=1, **_SHAPE)
+        make_model(self._at / "models" / "new", "qwen3", seed=1, **_SHAPE)
         vision = make_vision_model(self._at / "vision", "qwen2_5_vl")
-        for name, model in ((TEXT, text), (VISION, vision)):
+        self._models = {TEXT: text, VISION: vision}
+        for name, model in self._models.items():
             entry = self._at / "hub-home" / "hub" / f"models--{name.replace('/', '--')}"
             (entry / "refs").mkdir(parents=True)
             (entry / "refs" / "main").write_text(COMMIT)
