@@ -84,7 +84,6 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/python -m tests.clients.page --check
 	$(BIN)/python -m infra.checks.claims
 	$(BIN)/python -m infra.checks.spec_coverage --check
-	$(BIN)/python -m infra.checks.decisions_page --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
 	$(BIN)/python -m infra.checks.kernels.gate $(ARGS)
@@ -131,7 +130,7 @@ dist: install  ## the sdist, and a wheel with the compiled CPU backend for each 
 release:  ## commit and tag a version; nothing is pushed (VERSION=1.2.3)
 	$(PYTHON) -m infra.dist.release $(VERSION)
 
-docs: install  ## write the generated pages: settings, protocol, decisions, coverage of the specification
+docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.fields_page
 	$(BIN)/python -m infra.checks.protocol_page
@@ -139,7 +138,6 @@ docs: install  ## write the generated pages: settings, protocol, decisions, cove
 	$(BIN)/python -m infra.checks.matrix
 	$(BIN)/python -m tests.clients.page
 	$(BIN)/python -m infra.checks.spec_coverage --claim
-	$(BIN)/python -m infra.checks.decisions_page
 
 docs-site:  ## build the documentation site in build/site; installs mkdocs in build/site-venv
 	@test -x build/site-venv/bin/python || "$(PYTHON)" -m venv build/site-venv

@@ -13,7 +13,6 @@ both on each engine. Results go to bench/results/MODEL.json; docs/contributing/p
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from bench import cold_start, disaggregation, kv_transfer
 from bench.engine import bus_tax
 from bench.engine.engine_stream import EngineAlone, Work
 from bench.harness import loads, measure, report
+from bench.harness.output import save
 from bench.harness.sample import Sample, rounded
 from bench.harness.serving import ROOT, Serving, end_in_order
 from bench.limits_of_machine import cpu_accounting, machine, processes, roofline
@@ -47,7 +47,7 @@ def main() -> int:
         results = measured(model, options)
         options.results.mkdir(parents=True, exist_ok=True)
         path = options.results / f"{results['model']['name']}.json"
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        save(results, path)
         print(f"\n{text(results)}\n\nwritten to {path}", flush=True)
     return 0
 

@@ -585,7 +585,7 @@ TOKENIZER_INLINE_CHARS_MAX = 2048
 TOKENIZER_INLINE_TOKENS_MAX = 4096
 """Longest token list decoded on the event loop. Longer lists are decoded on a thread."""
 TEXT_BYTES_PER_TOKEN = 16
-"""Bytes of a text for each token of the context; longer texts are refused before they are encoded (ADR 74). Texts have
+"""Bytes of a text for each token of the context; longer texts are refused before they are encoded (ADR 73). Texts have
 3 to 10. Encoding takes up to 320 times the text's size of memory: 5 KiB for each token of the context."""
 TEXT_BYTES_ANY = 64 * 2**10
 """Bytes of a text that is encoded for any context. Takes 20 MiB and a twentieth of a second."""

@@ -21,6 +21,7 @@ from typing import Any
 from antiphon.benchmark.load import arrivals, run, run_open
 from bench.harness import measure
 from bench.harness.loads import Load, Prompts
+from bench.harness.output import save
 from bench.harness.sample import latencies, rounded
 from bench.harness.serving import ROOT, Server, Serving, end_in_order
 from bench.limits_of_machine import machine
@@ -141,7 +142,7 @@ def main() -> int:
     }
     path = options.results or ROOT / "bench" / "results" / f"open-{model.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(record, path)
     print(f"{json.dumps(record['ratios'], indent=1)}\nwritten to {path}")
     return 0
 

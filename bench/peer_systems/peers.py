@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import loads, measure, report
+from bench.harness.output import save
 from bench.harness.sample import Sample, rounded
 from bench.harness.serving import ROOT, Server, Serving, end_in_order
 from bench.limits_of_machine import cpu_accounting, machine, roofline
@@ -69,7 +70,7 @@ def main() -> int:
         print(json.dumps(results.head, indent=1), flush=True)
         for _ in rounds(options, servers, moments, results):
             options.results.parent.mkdir(parents=True, exist_ok=True)
-            options.results.write_text(json.dumps(results.record(), indent=1) + "\n", encoding="utf-8")
+            save(results.record(), options.results)
     print(results.text())
     print(f"\nwritten to {options.results}")
     return 1 if results.failures else 0

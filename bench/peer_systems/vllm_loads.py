@@ -29,6 +29,7 @@ from torch import Tensor
 from antiphon import LLM, SamplingParams
 from antiphon.cli import main as antiphon
 from antiphon.shared.models.model_files import DEMO_DIRECTORY
+from bench.harness.output import save
 from bench.harness.serving import ROOT
 from bench.limits_of_machine import machine
 from bench.peer_systems.peer_servers import vllm_environment
@@ -93,7 +94,7 @@ def main() -> int:
             print(found[-1].line(), flush=True)
     head = {"machine": machine.facts(), "vllm": sorted(versions), "model": DEMO_DIRECTORY.name, "gap_max": GAP_MAX}
     record = {**head, "layouts": [{**asdict(one), "passed": one.passed} for one in found]}
-    options.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(record, options.results)
     print(f"written to {options.results}")
     return 0 if all(one.passed for one in found) else 1
 

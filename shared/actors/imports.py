@@ -1,8 +1,12 @@
-"""Imports without garbage collections in between."""
+"""Imports: without garbage collections in between, and of what other packages add (plug-ins)."""
 
 import contextlib
 import gc
 from collections.abc import Generator
+from importlib.metadata import entry_points
+from typing import Any
+
+from antiphon.shared.flags import SettingsError
 
 
 @contextlib.contextmanager
@@ -18,3 +22,18 @@ def without_collections() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def plug_ins(group: str) -> list[Any]:
+    """Imports what installed packages name in the entry points `antiphon.<group>`, in the order of their names.
+
+    Raises SettingsError that names the plug-in and its package: a server without it would not be what was asked for.
+    """
+    found: list[Any] = []
+    for entry in sorted(entry_points(group=f"antiphon.{group}"), key=lambda one: one.name):
+        try:
+            found.append(entry.load())
+        except Exception as error:  # code of others
+            package = entry.dist.name if entry.dist is not None else "an unknown package"
+            raise SettingsError(f"the plug-in {entry.name} of {package} cannot be loaded: {error!r}") from error
+    return found

@@ -40,7 +40,7 @@ class StreamTaken(Message, frozen=True, array_like=True, tag=True):
     """
 
     request_id: str
-    token: int
+    fence: int
     """Fencing token of the new run; runs with a lower one end."""
 
 

@@ -69,7 +69,7 @@ def record(key: str, name: str, owner: str = "gateway-one") -> StreamRecord:
         seed=1,
         owner_id=owner,
         owner_instance_id="boot",
-        token=1,
+        fence=1,
         renewed_at=0.0,
         outlives_client=True,
         journal_from=1,
@@ -194,7 +194,7 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
         one.use(written.request_id)
         last = 0
         for number in range(3):
-            batch = EventBatch(token=1, first=number, events=(b"x" * (SIZE // 3),), ended=number == 2)
+            batch = EventBatch(fence=1, first=number, events=(b"x" * (SIZE // 3),), ended=number == 2)
             appended = await one.append(written, batch, last)
             assert appended
             last = appended

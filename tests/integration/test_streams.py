@@ -117,7 +117,7 @@ async def test_a_stream_is_resumed_with_its_id_time_and_seed(nats_connect, nats_
     assert first.body.endswith(rest.body)
     one, two, _ = backend.requests
     assert one.params.seed == two.params.seed is not None
-    assert (one.guests.resumed, two.guests.resumed.token) == (None, 2)
+    assert (one.guests.resumed, two.guests.resumed.fence) == (None, 2)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_resumed_sequence_returns_to_its_engine_and_ends_its_former_run(model_
             token_ids=(tuple(tokens),),
             cumulative_logprobs=(0.0,),
             num_cached_tokens=(0,),
-            token=2,
+            fence=2,
             engines=(address if lives else (home.host.id, "former"),),
         )
         again = asyncio.create_task(

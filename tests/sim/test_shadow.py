@@ -41,7 +41,7 @@ async def compared(society: Society, request: GenerationRequest) -> Comparison |
 
 
 def resumed(tokens: list[int]) -> ResumedOutput:
-    return ResumedOutput(token_ids=(tuple(tokens),), cumulative_logprobs=(0.0,), num_cached_tokens=(None,), token=1)
+    return ResumedOutput(token_ids=(tuple(tokens),), cumulative_logprobs=(0.0,), num_cached_tokens=(None,), fence=1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Maps architecture names in config.json files to families.
 
-Each module in `families` is one; nothing else names them.
+Each module in `families` is one; nothing else names them. Installed packages add theirs by entry points of the group
+`antiphon.model_families`, whose modules take precedence.
 """
 
 import pkgutil
@@ -13,6 +14,7 @@ from antiphon.services.engine.models.config_fields import Config, config_error
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Parameter
 from antiphon.services.engine.models.text_parts import TEXT_PARTS
+from antiphon.shared.actors.imports import plug_ins
 
 
 class Family(Protocol):
@@ -35,7 +37,11 @@ class Family(Protocol):
 
 
 _MODULES = pkgutil.iter_modules(families.__path__, f"{families.__name__}.")
-FAMILIES: tuple[Family, ...] = (*(cast(Family, import_module(one.name)) for one in _MODULES), *TEXT_PARTS)
+FAMILIES: tuple[Family, ...] = (
+    *(cast(Family, import_module(one.name)) for one in _MODULES),
+    *TEXT_PARTS,
+    *plug_ins("model_families"),
+)
 
 
 class _WithoutHead:

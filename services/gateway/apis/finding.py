@@ -1,4 +1,8 @@
-"""Finds the APIs and guests: modules of a certain name in the folders of a room, none of which names the folders."""
+"""Finds the APIs and guests: modules of a certain name in the folders of a room, none of which names the folders.
+
+Installed packages add theirs by entry points of the groups `antiphon.apis` and `antiphon.guests`, each of which names a
+package with such a module.
+"""
 
 import importlib
 import importlib.util
@@ -7,6 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from antiphon.services.gateway.apis.openai.base import Api
+from antiphon.shared.actors.imports import plug_ins
 
 
 def find_apis(*rooms: ModuleType) -> list[Api]:
@@ -27,3 +32,6 @@ def modules(room: ModuleType, name: str) -> Iterator[ModuleType]:
     for package in sorted(needs, key=lambda one: bool(needs[one])):
         if set(folders).issuperset(needs[package]) and importlib.util.find_spec(f"{package}.{name}") is not None:
             yield importlib.import_module(f"{package}.{name}")
+    for added in plug_ins(room.__name__.rpartition(".")[2]):
+        if importlib.util.find_spec(f"{added.__name__}.{name}") is not None:
+            yield importlib.import_module(f"{added.__name__}.{name}")

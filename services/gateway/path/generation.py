@@ -83,7 +83,7 @@ class Reservation(Protocol):
 class ResumedOutput:
     """Output that a former run of a request has accepted, for each sequence. It is continued, not computed again.
 
-    The updates of the new run contain the text of the whole output, but not these tokens again. `token`: fencing token
+    The updates of the new run contain the text of the whole output, but not these tokens again. `fence`: fencing token
     of the run, above that of every former run; it makes the attempts of the sequences higher than all earlier ones.
     `num_cached_tokens`: prompt tokens that the first run found in the prefix cache, None if it had no output.
     `engines`: id and instance id of the engine on which each sequence ran last; it has the sequence's KV, and may still
@@ -93,7 +93,7 @@ class ResumedOutput:
     token_ids: tuple[tuple[int, ...], ...]
     cumulative_logprobs: tuple[float, ...]
     num_cached_tokens: tuple[int | None, ...]
-    token: int
+    fence: int
     engines: tuple[tuple[str, str] | None, ...] = ()
 
     @property

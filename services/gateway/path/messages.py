@@ -63,7 +63,7 @@ class RequestMessages:
             sequence_id=name,
             index=index,
             num_prompt_logprobs=num_reported,
-            attempt=resumed.token * limits.ATTEMPTS_PER_RUN,
+            attempt=resumed.fence * limits.ATTEMPTS_PER_RUN,
             token_ids=list(resumed.token_ids[index]),
             num_cached_tokens=resumed.num_cached_tokens[index] or 0,
             cumulative_logprob=resumed.cumulative_logprobs[index],

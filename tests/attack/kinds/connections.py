@@ -74,10 +74,44 @@ def _read(held: dict[socket.socket, float], answered: dict[socket.socket, float]
             answered.pop(connection, None)
 
 
+def framing(place: Place, rng: random.Random) -> Told:
+    """Requests for tunnels and for other protocols, one and thousands at a time, and heads that are not complete."""
+    asking = b"connection: upgrade\r\nupgrade: h2c\r\n"
+    heads = [
+        *(
+            b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target
+            for target in (b"/", b"*", b"/v1/models", b"127.0.0.1:22")
+        ),
+        b"CONNECT / HTTP/1.1\r\nhost: x\r\n" + asking + b"\r\n",
+        1000 * (b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + asking + b"\r\n"),
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"\0" * 1000,
+    ]
+    told, until = Told(), place.until()
+    sent, unanswered, wrong = 0, 0, 0
+    while until():
+        with suppress(OSError), place.connect(5.0) as connection:
+            connection.sendall(rng.choice(heads))
+            sent += 1
+            answer = connection.recv(65536)
+            unanswered += not answer
+            wrong += answer.startswith(b"HTTP/1.1 5")
+    told.figures |= {"sent": sent, "unanswered": unanswered, "5xx": wrong}
+    if unanswered or wrong:
+        told.broken.append(f"of {sent} requests {unanswered} got no answer and {wrong} a 5xx")
+    return told
+
+
 ATTACKS = (
     Attack(
         "slow-connections", "700 connections whose bodies come byte by byte; the server has 256 descriptors", NO_KEY,
         slow, "connections are closed after their answer; requests with a key are answered", server="few-files",
         seconds=20.0, goal=Goal(share=0.1),
+    ),
+    Attack(
+        "framing", "requests for tunnels and other protocols, also 1,000 in one read, and broken heads", NO_KEY,
+        framing, "each is answered, none with a 5xx",
     ),
 )  # fmt: skip

@@ -31,7 +31,7 @@ RECORD = StreamRecord(
     seed=None,
     owner_id="g",
     owner_instance_id="i",
-    token=1,
+    fence=1,
     renewed_at=0.0,
     outlives_client=True,
     journal_from=1,
@@ -120,7 +120,7 @@ def test_a_stream_that_is_resumed_twice_has_the_number_of_cached_tokens_of_its_f
     stream = journaled(
         state,
         resumed=ResumedOutput(
-            token_ids=((),), cumulative_logprobs=(0.0,), num_cached_tokens=(1,), token=2, engines=(None,)
+            token_ids=((),), cumulative_logprobs=(0.0,), num_cached_tokens=(1,), fence=2, engines=(None,)
         ),
     )
     say(state, 0)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.checks import decisions_page
 from infra.checks.spec_coverage import read_rows
 from infra.site.hooks import TAKEN, rewritten
 from infra.site.no_network import resources
@@ -46,14 +45,10 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_the_list_of_decisions_has_each_with_its_status() -> None:
     page = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
-    assert page == decisions_page.render()
-    assert "| [Newcomers get a step of their own](0056-newcomers-get-a-step-of-their-own.md) | withdrawn by " in page
-
-
-def test_a_decision_without_a_title_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "0001-x.md").write_text("Nothing.\n\nMore.\n")
-    with pytest.raises(ValueError, match=r"0001-x\.md: the first line"):
-        decisions_page.render(tmp_path)
+    listed = dict(
+        re.findall(r"^\| \[\d+\]\((\S+)\) \| .+ \| (accepted|not shipped|replaced .+) \|$", page, re.MULTILINE)
+    )
+    assert {*listed} == {path.name for path in DOCS.glob("adr/0*.md")}
 
 
 @pytest.mark.parametrize(

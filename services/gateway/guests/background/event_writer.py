@@ -30,7 +30,7 @@ class EventWriter:
     def __init__(self, store: BackgroundStore, record: StreamRecord, history: History) -> None:
         self.request_id = record.request_id
         self.history = history
-        self.token = record.token
+        self.fence = record.fence
         self.changed = asyncio.Event()
         """Set when events have been written, and then replaced by a new object."""
         self._store, self._record = store, record
@@ -55,12 +55,12 @@ class EventWriter:
     async def claim(self) -> None:
         """Appends an empty batch, after which no former run can write. Then reads the events of former runs."""
         while True:
-            marker = EventBatch(token=self.token, first=len(self.history.events), position=self.history.position)
+            marker = EventBatch(fence=self.fence, first=len(self.history.events), position=self.history.position)
             if self.history.ended or await self._appended(marker):
                 self._num_written, self._ending = len(self.history.events), self.history.ended
                 return
             self.history = await self._store.history(self.request_id)
-            if self.history.token > self.token and not self.history.ended:
+            if self.history.fence > self.fence and not self.history.ended:
                 raise taken()  # another gateway has taken the request over after this one
 
     async def run(self, on_lost: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class EventWriter:
         added = self._positions[: len(self._positions) - (len(events) - end)] if end < len(events) else self._positions
         position = added[-1] if added else self.history.position
         return EventBatch(
-            token=self.token,
+            fence=self.fence,
             first=self._num_written,
             events=tuple(events[self._num_written : end]),
             position=position,
@@ -130,7 +130,7 @@ class EventWriter:
             self._num_written, self.history.last, self.history.ended = 0, 0, False
             return
         last, sequence = found
-        if last.token != self.token or last.first != batch.first:
+        if last.fence != self.fence or last.first != batch.first:
             raise taken()
         # The bus had written the batch, but its answer was lost.
         self.history.last = sequence

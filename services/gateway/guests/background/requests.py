@@ -136,11 +136,11 @@ class BackgroundStreams:
 
         `ending` returns the last events and `EventBatch.final`. Raises LogUnavailableError.
         """
-        token = record.token + 1
+        fence = record.fence + 1
         while not (history := await self.store.history(record.request_id)).ended:
             events, final = ending(history)
             batch = EventBatch(
-                token=token,
+                fence=fence,
                 first=len(history.events),
                 events=events,
                 position=history.position,
@@ -150,7 +150,7 @@ class BackgroundStreams:
             if (sequence := await self.store.append(record, batch, history.last)) is not None:
                 history.add(batch, sequence)
                 break
-        await self._take_away(record, token)
+        await self._take_away(record, fence)
         return history
 
     def is_orphan(self, record: StreamRecord) -> bool:
@@ -168,7 +168,7 @@ class BackgroundStreams:
     def on_taken(self, message: StreamTaken) -> None:
         """Ends the run of a request that has ended elsewhere."""
         found = self.running.get(message.request_id)
-        if found is not None and found.writer.token < message.token:
+        if found is not None and found.writer.fence < message.fence:
             found.stream.take_away()
 
     async def leave(self) -> None:
@@ -185,7 +185,7 @@ class BackgroundStreams:
         except LogUnavailableError as error:
             log.warning("other gateways will count the background responses that this one leaves: %s", error)
 
-    async def _take_away(self, record: StreamRecord, token: int) -> None:
+    async def _take_away(self, record: StreamRecord, fence: int) -> None:
         if (here := self.running.get(record.request_id)) is not None:
             here.stream.take_away("cancelled_by_api")
             await here.stream.over()
@@ -193,7 +193,7 @@ class BackgroundStreams:
             subject = self._host.subjects.gateway_peers(record.owner_id, record.owner_instance_id)
             # If the message is lost, the owner notices when it writes its next event.
             with contextlib.suppress(ServiceError):
-                await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, token)))
+                await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, fence)))
 
     def _is_own(self, record: StreamRecord) -> bool:
         return (record.owner_id, record.owner_instance_id) == self._own()

@@ -18,13 +18,13 @@ from antiphon.shared.errors import ServiceError
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Consecutive events. `token`: fencing token of the run that wrote them; `first`: number of the first event.
+    """Consecutive events. `fence`: fencing token of the run that wrote them; `first`: number of the first event.
 
     `position`: position in the output after the last event, as in an event's id; "" before any output. `ended`: no
     batch follows. `final`: the result as JSON, if the last event does not have it.
     """
 
-    token: int
+    fence: int
     first: int
     events: tuple[bytes, ...] = ()
     position: str = ""
@@ -44,7 +44,7 @@ class History:
         self.events: list[bytes] = []
         self.position = ""
         self.last = 0
-        self.token = 0
+        self.fence = 0
         """Fencing token of the run that has written the last batch."""
         self.ended = False
         self.final = b""
@@ -53,10 +53,10 @@ class History:
         """Adds a batch. Events that are already known are left out."""
         self.events += batch.events[max(0, len(self.events) - batch.first) :]
         self.position = batch.position
-        self.last, self.token, self.ended, self.final = sequence, batch.token, batch.ended, batch.final
+        self.last, self.fence, self.ended, self.final = sequence, batch.fence, batch.ended, batch.final
 
 
-_DROPPED = EventBatch(token=0, first=0, ended=True)
+_DROPPED = EventBatch(fence=0, first=0, ended=True)
 """Stands for the events of an ended request that were dropped."""
 _BATCHES = msgspec.msgpack.Decoder(EventBatch)
 _encode = msgspec.msgpack.Encoder().encode

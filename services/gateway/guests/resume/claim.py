@@ -57,7 +57,7 @@ class Claim:
             token_ids=token_ids,
             cumulative_logprobs=tuple([one.cumulative_logprob for one in replayed]),
             num_cached_tokens=num_cached,
-            token=self.record.token,
+            fence=self.record.fence,
             engines=tuple([one.engine for one in accepted]),
         )
         return events, replayed, resumed
@@ -88,7 +88,7 @@ def new_record(
         seed=context.request.params.seed,
         owner_id=host.id,
         owner_instance_id=host.instance_id,
-        token=1,
+        fence=1,
         renewed_at=time.time(),
         outlives_client=outlives_client,
         journal_from=journal_from,
@@ -115,7 +115,7 @@ def claimed_record(
         record,
         owner_id=host.id,
         owner_instance_id=host.instance_id,
-        token=record.token + 1,
+        fence=record.fence + 1,
         renewed_at=time.time(),
         outlives_client=True,
         journal_from=journal_from,

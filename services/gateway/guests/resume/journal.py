@@ -201,7 +201,7 @@ class Journal:
         ended, self._ended = self._ended, []
         try:
             for part in _parts([*ended, *self.running.values()]):
-                entries = tuple([JournalEntry(one.record.request_id, one.record.token, news) for one, news in part])
+                entries = tuple([JournalEntry(one.record.request_id, one.record.fence, news) for one, news in part])
                 self.position = await self._store.note(entries)
                 for one, news in part:
                     one.written(news)
@@ -228,7 +228,7 @@ class Journal:
         record, store = stream.record, stream.records or self._store
         if not stream.revision:
             found = await store.find(record.request_id)
-            stream.revision = found[1] if found is not None and found[0].token == record.token else 0
+            stream.revision = found[1] if found is not None and found[0].fence == record.fence else 0
             if found is not None and not stream.revision:
                 stream.on_lost()
                 return True

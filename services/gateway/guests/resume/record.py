@@ -39,7 +39,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A stream's record: everything that another gateway needs to continue it. It has no API key, only the key's name.
 
-    `token`: fencing token, incremented with each takeover. `journal_from`: sequence number in the journal from which on
+    `fence`: fencing token, incremented with each takeover. `journal_from`: sequence number in the journal from which on
     the owner's entries for the stream can be found; `progress` has the tokens before. Times are Unix seconds;
     `renewed_at` is when the owner last wrote the record.
     """
@@ -54,7 +54,7 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seed: int | None
     owner_id: str
     owner_instance_id: str
-    token: int
+    fence: int
     renewed_at: float
     outlives_client: bool
     journal_from: int
@@ -73,7 +73,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     """The progress of one stream since the owner's previous entry."""
 
     request_id: str
-    token: int
+    fence: int
     progress: tuple[Progress, ...]
 
 
@@ -145,7 +145,7 @@ class Accepted:
 def accepted_of(record: StreamRecord, entries: list[JournalEntry]) -> list[Accepted]:
     """Returns the known output of each sequence, from a record and the journal of its owner, in order."""
     found: dict[int, Accepted] = {}
-    journal = (entry for entry in entries if (entry.request_id, entry.token) == (record.request_id, record.token))
+    journal = (entry for entry in entries if (entry.request_id, entry.fence) == (record.request_id, record.fence))
     for progress in (*record.progress, *(one for entry in journal for one in entry.progress)):
         found.setdefault(progress.index, Accepted()).add(progress)
     return [found.get(index) or Accepted() for index in range(max(found, default=-1) + 1)]

@@ -143,7 +143,7 @@ class Streams(Guest, StreamBook):
     def on_taken(self, message: StreamTaken) -> None:
         """Ends the run of a stream that another gateway has taken over."""
         stream = self._running.get(message.request_id)
-        if stream is not None and stream.journaled is not None and stream.journaled.record.token < message.token:
+        if stream is not None and stream.journaled is not None and stream.journaled.record.fence < message.fence:
             stream.take_away()
 
     @handles(StreamTaken)
@@ -252,7 +252,7 @@ class Streams(Guest, StreamBook):
             return None
         if owner != own:
             subject = self._host.subjects.gateway_peers(*owner)
-            await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, claimed.token)))
+            await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, claimed.fence)))
         return Claim(claimed, new_revision, accepted, position, whole)
 
     def _resumed(self, claim: Claim, context: RequestContext) -> RunningStream:

@@ -144,12 +144,27 @@ async def test_an_upgrade_is_ignored_and_its_request_answered(protocol: bytes, p
         writer.close()
 
 
-async def test_tunnels_are_refused() -> None:
-    async with serving() as (_, _, port):
+@pytest.mark.parametrize("target", [b"127.0.0.1:22", b"/", b"/v1/models", b"*", b"http://x/"])
+@pytest.mark.parametrize("fields", [b"", b"connection: upgrade\r\nupgrade: h2c\r\n", b"content-length: 3\r\n"])
+async def test_tunnels_are_refused(target: bytes, fields: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as (server, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"CONNECT " + target + b" HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\nabc")
         assert (await reader.read()).startswith(b"HTTP/1.1 400")
         writer.close()
+        assert not server.places.busy
+    assert not [one for one in caplog.records if one.exc_info or "Fatal" in one.message]
+
+
+async def test_thousands_of_requests_in_one_read_may_ask_for_another_protocol(caplog: pytest.LogCaptureFixture) -> None:
+    one = b"GET /read HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with serving() as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(3000 * one)
+        for _ in range(3000):
+            assert (await answered(reader)).endswith(b"read 0")
+        writer.close()
+    assert not [one for one in caplog.records if one.exc_info or "Fatal" in one.message]
 
 
 async def test_a_new_connection_is_served_when_others_hold_all_places(monkeypatch: pytest.MonkeyPatch) -> None:

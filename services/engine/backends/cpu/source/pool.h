@@ -23,7 +23,7 @@ void take_turns_at_once();
 
 // Waits until `come` returns true, for a limited time and without sleeping. The thread yields the core to any other
 // thread, but a core with nothing else to do does not rest: the host of a virtual machine places cores that rest now
-// and then side by side, where they share one path to memory (docs/adr/0013-cores-and-turns.md). Returns whether `come`
+// and then side by side, where they share one path to memory (docs/adr/0009-cpu-backend.md). Returns whether `come`
 // returned true.
 bool stay_awake(const std::function<bool()>& come);
 

@@ -26,6 +26,7 @@ CLOSE = "antiphon.close"
 _TOO_LARGE = f"The request line and headers may have {limits.HEADER_BYTES_MAX} bytes."
 _TOO_LATE = f"The headers did not arrive within {limits.HEADER_READ_S:g} s."
 _INVALID = "Invalid HTTP request received."
+_NO_TUNNEL = "This server is no proxy: it makes no tunnels (CONNECT)."
 _FULL = "All connections that this server may have are in use. Try again."
 
 
@@ -123,7 +124,7 @@ class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):
 
     def on_headers_complete(self) -> None:
         """See the parser. Until the request is complete, its response would be the last one of the connection."""
-        self._asks_for_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        self._asks_for_upgrade = self.parser.should_upgrade()  # CONNECT does, too
         if self._asks_for_upgrade:
             return
         self._in_header = False
@@ -194,27 +195,35 @@ class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):
             super().shutdown()
 
     def _parse(self, data: bytes | memoryview) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
-            if self._asks_for_socket():
-                self._become_socket(rest)
-            else:
-                self._parse_without_upgrade(rest)
-        except httptools.HttpParserError:
-            self.send_400_response(_INVALID)
+        # Not a recursion: one read may hold thousands of requests, each of which asks for another protocol.
+        parts = [data]
+        while parts:
+            part = parts.pop()
+            try:
+                self.parser.feed_data(part)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = part[upgrade.args[0] :]
+                if self.parser.get_method() == b"CONNECT":
+                    self._refuse(400, "Bad Request", ServiceError("invalid_value", _NO_TUNNEL))
+                    return
+                if self._asks_for_socket():
+                    self._become_socket(rest)
+                    return
+                parts += [rest, self._without_upgrade()]
+            except httptools.HttpParserError:
+                self.send_400_response(_INVALID)
+                return
 
-    def _parse_without_upgrade(self, rest: bytes | memoryview) -> None:
-        """Reads the request again as if it had not asked for another protocol, which a server may ignore (RFC 9110).
+    def _without_upgrade(self) -> bytes:
+        """Returns the head of the request without its wish for another protocol, which a server may ignore (RFC 9110).
 
-        The parser would take the body for bytes of the other protocol.
+        A new parser reads it: this one would take the body for bytes of the other protocol.
         """
         head = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-        self._parse(head + fields + b"\r\n" + rest)
+        return head + fields + b"\r\n"
 
     def _asks_for_socket(self) -> bool:
         """Whether the request asks for a WebSocket, and there is one at its path."""
