@@ -1,4 +1,4 @@
-"""docs/contributing/clients.md is that of the tests' settings and of their last results, and so are the integrations."""
+"""docs/contributing/clients.md and the integrations are those of the tests' settings and of their last results."""
 
 import json
 import re
