@@ -17,9 +17,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from antiphon.launch import devices, nats_server, other_machine, sockets
+from antiphon.launch.file_checks import check_files
 from antiphon.launch.readiness import ServerAddress, announce
 from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
@@ -39,10 +39,8 @@ from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.distributed import world
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, converted, to_argv
-from antiphon.shared.models.image_models import check_image_files
-from antiphon.shared.models.model_files import located, model_directory, model_name
+from antiphon.shared.models.model_files import located, model_name
 from antiphon.shared.security import bus_permissions, tls
-from antiphon.shared.settings.quantization import Device, choose, read_model_config
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import Failure, Fleet
@@ -93,7 +91,7 @@ class VersionPlan:
         model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
         model = replace(model, served_model_name=version_name(name, number))
         check(model)
-        _check_files(model, self.environ)
+        check_files(model, self.environ)
         gpus = self._gpus(name, model)
         return list(_model_specs([model], self.environ, self.place, gpus, self.models))
 
@@ -166,39 +164,10 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     """Returns the settings with the models' files at local paths, and prints notices. Raises SettingsError."""
     models = [located(model) for model in models]
     for model in models:
-        _check_files(model, environ)
+        check_files(model, environ)
     for notice in dict.fromkeys(notice for model in models for notice in world.notices(model.parallel)):
         print_line("antiphon", notice)
     return models
-
-
-def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError if `--enable-mm`, `--quantization` or a number of devices does not fit the files or the CPU.
-
-    On a GPU the engine checks quantization itself.
-    """
-    directory = model_directory(model, weights=False)
-    if model.enable_mm:
-        check_image_files(directory)
-    on_cpu = devices.on_cpu(model.execution.device, environ)
-    cpu = Device("a CPU", model.execution.cpu_backend == "auto")
-    gpu = Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
-    config = read_model_config(directory)
-    choose(model.execution.quantization, directory, config, cpu if on_cpu else gpu)
-    if world.world_size(model.parallel) > 1:
-        _check_division(model, config)
-
-
-def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
-    """Raises SettingsError if the model has too few layers or heads for the devices of an engine.
-
-    The engine checks the rest, and the models whose config.json has other names.
-    """
-    sizes = {**config, **(config.get("text_config") or {})}
-    heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
-    if isinstance(heads, int) and isinstance(layers, int):
-        tp, pp = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
-        world.check_division(tp, {"attention heads": heads}, pp, layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).absolute().parents[2] / "demo"
 DEMO_NAME = "antiphon-demo"
 _GGUF = ".gguf"
+_OF_A_MODEL = ("config.json", "tokenizer*.json", "*.safetensors", "*.bin")
+"""Patterns of files, one of which is in every directory that is meant as a model, even if others are missing."""
 MODEL_CONFIG = "ti_model_config.json"
 UNPUBLISHED_TEMPLATE = "shennong_chat"
 """The conversation template whose layout is not public: it can be named, but only used as a `--chat-template`."""
@@ -103,7 +105,7 @@ def located(settings: M, *, weights: bool = True) -> M:
     """
     changes: dict[str, str] = {}
     model = _own_directory(settings, weights=weights)
-    if weights and settings.model and not any(model.glob("*.json")):
+    if weights and settings.model and not any(any(model.glob(pattern)) for pattern in _OF_A_MODEL):
         raise SettingsError(f"--model: {model} has no model: neither a config.json nor a file *{_GGUF}.")
     if settings.model and model != _path(settings.model).resolve():
         changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}

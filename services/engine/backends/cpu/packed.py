@@ -29,7 +29,7 @@ import torch
 
 from antiphon.services.engine.backends.cpu.compile import SOURCE
 from antiphon.services.engine.quantization.choice import WeightForm
-from antiphon.services.engine.worker.loading.checkpoint import weight_files
+from antiphon.services.engine.worker.loading.weight_files import weight_files
 from antiphon.shared.cache_dirs import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from antiphon.shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
