@@ -39,7 +39,7 @@ from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.distributed import world
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, converted, to_argv
-from antiphon.shared.models.model_files import located, model_name
+from antiphon.shared.models.model_files import given_model, located, model_aliases, model_name
 from antiphon.shared.security import bus_permissions, tls
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
@@ -87,7 +87,10 @@ class VersionPlan:
         from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
-        files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
+        files = dict.fromkeys(
+            ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), ""
+        )
+        files["served_model_alias"] = ",".join(alias for alias in model_aliases(first) if "," not in alias)
         model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
         model = replace(model, served_model_name=version_name(name, number))
         check(model)
@@ -456,7 +459,7 @@ async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[No
     where = BusAddress(
         url=plan.place.nats, credentials=credentials, name=name, namespace=first.namespace, tls=tls.bus_context(first)
     )
-    directories = {model_name(model): str(model.model) for model in plan.models}
+    directories = {model_name(model): given_model(model) for model in plan.models}
     keep_s = first.keep_former_version
 
     def tell(error: Exception) -> None:

@@ -303,11 +303,10 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: P
 
 
 @pytest.mark.spec("S-SRV-101:ports")
-def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_a_port_in_use_is_refused_before_anything_starts(listeners: list[socket.socket]) -> None:
     port = listeners[0].getsockname()[1]
     with pytest.raises(SettingsError, match=f"port {port} is in use"):
-        serve(ServeSettings(model=str(tmp_path), port=port), {})
+        serve(ServeSettings(port=port), {})
 
 
 def test_the_environment_keeps_what_no_setting_reads() -> None:
