@@ -76,6 +76,14 @@ def model_of_file(path: Path, flag: str, *, tokenizer: bool = True, beside: Path
     return directory
 
 
+def made_directories() -> list[Path]:
+    """Returns the directories that were made from GGUF files; none if there is no cache yet."""
+    try:
+        return sorted(path.parent for path in models_cache(_CACHE, "gguf").glob(f"*/{_MADE}"))
+    except OSError:
+        return []
+
+
 def _replacements(beside: Path | None) -> dict[str, Path]:
     if beside is None:
         return {}
