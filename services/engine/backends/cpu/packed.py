@@ -97,6 +97,13 @@ class PackedFile:
         """Size of the file in bytes."""
         return len(self._map)
 
+    def heights(self, layer: int, name: str) -> list[int]:
+        """Returns the number of rows of each part of a matrix."""
+        parts = {
+            part: one.shape[0] for (where, what, part), one in self._matrices.items() if (where, what) == (layer, name)
+        }
+        return [parts[number] for number in range(len(parts))]
+
     def piece(self, name: Name) -> Piece:
         """Returns a matrix that the file contains."""
         matrix = self._matrices[name]
@@ -246,7 +253,15 @@ def _fingerprint(model_dir: Path, dtype: torch.dtype, form: WeightForm) -> str:
     here = Path(__file__).parent
     engine = here.parents[1]
     rounding = engine / "quantization"
-    for directory in (here, SOURCE, engine / "models", engine / "worker", rounding, rounding / "formats"):
+    for directory in (
+        here,
+        SOURCE,
+        engine / "models",
+        engine / "worker",
+        engine / "worker" / "loading",
+        rounding,
+        rounding / "formats",
+    ):
         for path in sorted(directory.iterdir()):
             if path.is_file():
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())

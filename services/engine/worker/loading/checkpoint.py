@@ -6,6 +6,7 @@ and `.bin` files are read with PyTorch's restricted reader, which builds tensors
 formats are memory-mapped, so only the pages that are read take memory. Called by the weight loader.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -142,16 +143,19 @@ class Checkpoint:
     def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
         """Returns the parameter like `read`, but quantized if all its tensors are stored with the same quantization."""
         parts = [self._weight(source, parameter) for source in parameter.sources]
-        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-        if len(quantized) == len(parts):
-            stacked = stack(quantized, max(1, parameter.experts))
-            if stacked is not None:
-                ordered = _in_order(_indices(stacked), parameter)
-                return (stacked if ordered is None else stacked.rows(ordered)).to(device)
-        plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
-        joined = _joined(plain, dtype, device)
-        ordered = _in_order(joined, parameter)
-        return joined if ordered is None else ordered
+        return _one(parts, parameter, dtype, device)
+
+    def matrices(
+        self, parameter: Parameter, dtype: torch.dtype, device: torch.device, rows: int
+    ) -> "list[Tensor | QuantizedWeight]":
+        """Returns the parameter like `matrix`, or as several matrices, each to be placed below the one before it.
+
+        There are several if tensors are stored in different ways, which one matrix would represent with more bits. All
+        but the last one then have a multiple of `rows` rows.
+        """
+        parts = [self._weight(source, parameter) for source in parameter.sources]
+        apart = _apart(parts, rows) if parameter.grouping is None and not parameter.alternating else []
+        return [part.to(device) for part in apart] or [_one(parts, parameter, dtype, device)]
 
     def is_quantized(self, parameter: Parameter) -> bool:
         """Whether any of the parameter's tensors is stored quantized."""
@@ -243,6 +247,34 @@ class Checkpoint:
         shape = self._files[theirs].get_shape(theirs)
         if shape != source.shape:
             raise unusable(f"tensor {source.name} has shape {shape}, but config.json asks for {source.shape}.")
+
+
+def _one(
+    parts: "list[Tensor | QuantizedWeight]", parameter: Parameter, dtype: torch.dtype, device: torch.device
+) -> "Tensor | QuantizedWeight":
+    """Returns a parameter's tensors as one matrix: quantized if all of them are and have a common form."""
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if len(quantized) == len(parts):
+        stacked = stack(quantized, max(1, parameter.experts))
+        if stacked is not None:
+            ordered = _in_order(_indices(stacked), parameter)
+            return (stacked if ordered is None else stacked.rows(ordered)).to(device)
+    plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
+    joined = _joined(plain, dtype, device)
+    ordered = _in_order(joined, parameter)
+    return joined if ordered is None else ordered
+
+
+def _apart(parts: "list[Tensor | QuantizedWeight]", rows: int) -> list[QuantizedWeight]:
+    """Returns quantized tensors of different kinds or group sizes, those beside each other that are alike stacked.
+
+    Returns [] if they are one matrix, or cannot be multiplied apart.
+    """
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight) and part.kind in ("int4", "int8")]
+    runs = [list(run) for _, run in itertools.groupby(quantized, lambda part: (part.kind, part.group_size))]
+    stacked = [one for run in runs if (one := stack(run)) is not None]
+    fit = len(quantized) == len(parts) and len(stacked) == len(runs) > 1
+    return stacked if fit and all(part.shape[0] % rows == 0 for part in stacked[:-1]) else []
 
 
 def _joined(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
