@@ -41,6 +41,7 @@ from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, converted, to_argv
 from antiphon.shared.models.model_files import given_model, located, model_aliases, model_name
 from antiphon.shared.security import bus_permissions, tls
+from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import Failure, Fleet
@@ -87,11 +88,15 @@ class VersionPlan:
         from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
-        files = dict.fromkeys(
-            ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), ""
-        )
-        files["served_model_alias"] = ",".join(alias for alias in model_aliases(first) if "," not in alias)
-        model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
+        files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
+        # Clients may go on to use the path of the first version.
+        aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
+        own = {
+            "model": directory,
+            "served_model_name": name,
+            "served_model_alias": ",".join(aliases[: limits.MODEL_ALIASES_MAX]),
+        }
+        model = located(replace(first, **{**dict.fromkeys(files, ""), **own}))
         model = replace(model, served_model_name=version_name(name, number))
         check(model)
         check_files(model, self.environ)

@@ -14,6 +14,8 @@ from antiphon.launch import devices
 from antiphon.launch.file_checks import check_files
 from antiphon.launch.launcher import located_models
 from antiphon.services.engine.backends.load import choose_device, load_worker
+from antiphon.services.engine.backends.torch.own_cache.kinds import OWN_CACHE_TYPES
+from antiphon.services.engine.backends.torch.whole_text.kinds import ENCODERS
 from antiphon.services.engine.models import unknown
 from antiphon.settings import ServeSettings
 from antiphon.shared.config import EngineSettings
@@ -98,6 +100,11 @@ def test_an_architecture_that_nobody_knows_is_refused(model: Path) -> None:
     # What transformers may know is left to it.
     change(model, model_type="phimoe", auto_map=None)
     located_models([ServeSettings(model=str(model), device="cpu")], {})
+
+
+@pytest.mark.parametrize("kind", sorted(OWN_CACHE_TYPES | ENCODERS))
+def test_types_that_run_through_transformers_are_known(kind: str) -> None:
+    unknown.check_known({"model_type": kind}, trusted=False)
 
 
 def test_without_the_lists_of_transformers_nothing_is_called_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

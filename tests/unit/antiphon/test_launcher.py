@@ -373,6 +373,15 @@ async def test_deaths_are_announced_although_versions_cannot_be_changed(
     await asyncio.gather(running, return_exceptions=True)
 
 
+def test_another_version_may_be_named_by_the_path_of_the_first_one(tmp_path: Path) -> None:
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two")
+    models = [ServeSettings(model=str(one), device="cpu", served_model_alias="also")]
+    plan = VersionPlan(models=models, environ={}, place=Place("nats://127.0.0.1:1", "", ""))
+    specs = plan.specs("one", 2, str(two))
+    [engine] = [settings_of(spec) for spec in specs if spec.service == "engine"]
+    assert (engine.model, engine.served_model_alias.split(",")) == (str(two), ["also", str(one)])
+
+
 async def announced(ready: asyncio.Event) -> None:
     await ready.wait()
 
