@@ -69,7 +69,7 @@ def _found(repo: str, tag: str, revision: str, *, weights: bool, cache: str) -> 
             _download(repo, commit, (*_SMALL, "*.bin"), cache)
     if not tag and _is_whole(directory, weights=weights):
         return directory
-    files = _files(repo, directory)
+    files = _files(repo, directory, needed=bool(tag))
     if not tag and not any(name.endswith(SUFFIX) for name in files):
         return directory
     if not tag and any("/" not in name and name.endswith((".safetensors", ".bin")) for name in files):
@@ -86,15 +86,18 @@ def _is_whole(directory: Path, *, weights: bool) -> bool:
     return (directory / "config.json").is_file() and any(any(directory.glob(one)) for one in _TOKENIZERS)
 
 
-def _files(repo: str, directory: Path) -> list[str]:
-    """Returns the names of a repository's files at the commit of a snapshot; without a network those that are there."""
+def _files(repo: str, directory: Path, *, needed: bool) -> list[str]:
+    """Returns the names of a repository's files at the commit of a snapshot; without a network the GGUF files in it.
+
+    If there are none, raises the error of the network if they are `needed`.
+    """
     import huggingface_hub
 
     try:
         return huggingface_hub.HfApi().list_repo_files(repo, revision=directory.name)
     except Exception:  # see `find_snapshot`
         there = [path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}")]
-        if not there:
+        if needed and not there:
             raise
         return there
 

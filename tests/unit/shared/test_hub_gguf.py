@@ -118,6 +118,12 @@ def test_a_cache_that_another_program_filled_is_used(home: Path, file: bytes) ->
     assert weights_of(model_directory(EngineSettings(model=f"{NAME}:q4_0"))) == ["m-Q4_0.gguf"]
 
 
+def test_without_a_hub_a_model_in_the_cache_may_lack_a_tokenizer(home: Path) -> None:
+    snapshot = write_cache(home, {"config.json": b"{}"})
+    assert model_directory(EngineSettings(model=NAME), weights=False) == snapshot
+    assert "HF_HUB_OFFLINE forbids to download it" in refusal(f"{NAME}:Q4_0")
+
+
 def test_refusals_name_the_repository_and_what_it_has(online: Hub, file: bytes) -> None:
     online.files[MAIN] |= {"m-Q4_K_M.gguf": file, "m-Q8_0.gguf": file}
     told = f"--model: {NAME} cannot be served: it has no GGUF file with the tag 'Q3_K'; it has: Q4_K_M, Q8_0."
