@@ -3,8 +3,8 @@
 // A kernel is the product with quantized weights (quantized_weights.h, quantized_rows.h, quantized_nibbles.h), created for one matrix and
 // one set of rows. It prepares the rows, adds up terms of a panel, and converts complete sums to floats. Rows that are
 // multiplied with several matrices of one shape are prepared once. If the terms of a matrix are in another order than its
-// inputs, rows are copied in this order first. A quantized matrix may consist of several of different kinds, whose panels
-// follow each other (`Quantized::below`): they are multiplied one after the other.
+// inputs, rows are copied in this order first. A quantized matrix may consist of several of different kinds, whose
+// panels follow each other (`Quantized::below`): they are multiplied one after the other.
 #pragma once
 
 #include "quantized_nibbles.h"

@@ -93,7 +93,8 @@ class ModelOf final : public Model {
       for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.router, &layer.shared_up,
                                       &layer.shared_down, &layer.shared_gate, &layer.query_up})
         total += packed->bytes();
-      for (const auto* matrices : {&layer.qkv_below, &layer.expert_up, &layer.expert_down, &layer.latent_key, &layer.latent_value})
+      for (const auto* matrices : {&layer.qkv_below, &layer.expert_up, &layer.expert_down, &layer.latent_key,
+                                   &layer.latent_value})
         for (const Packed<T>& packed : *matrices) total += packed.bytes();
     }
     return total;

@@ -53,7 +53,7 @@ struct Quantized {
   const float* offsets = nullptr;                // [panels][groups][32], scale * zero; null if there are no zeros
   const int32_t* totals = nullptr;               // int8_dynamic: [panels][32], sum of q
   const int32_t* order = nullptr;                // [terms], the input of each term, -1 for padding; null if terms are inputs
-  Quantized* below = nullptr;              // a matrix of the same inputs whose panels follow; null: there is none
+  Quantized* below = nullptr;                    // a matrix of the same inputs whose panels follow; null: there is none
   bool whole_levels = true;                      // level[i] = i - 8
   float levels[kLevels] = {};                    // as given; for products in float32
   alignas(64) uint16_t table[2 * kLevels] = {};  // their bfloat16 bits, rounded, twice; for products in bfloat16
