@@ -44,7 +44,7 @@ from antiphon.shared.security import bus_permissions, tls
 from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
-from antiphon.supervision.fleet import Failure, Fleet
+from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
 
 GRACE_S = limits.DRAIN_S + 5.0
@@ -62,6 +62,7 @@ STARTED_FIRST = ("nats", "engine")
 """Services whose processes are started before the others: the bus, and those that take longest to become ready."""
 BUS_WAIT_S = 10.0
 """Seconds after the start from which versions of models can be changed although the server is not ready yet."""
+_INFO = " INFO "
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -408,7 +409,8 @@ async def run_plan(
     the failure that it returns stops the server.
     """
     raise_limit()
-    fleet = Fleet(print_line)
+    output = Output()
+    fleet = Fleet(output.print)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(sorted(plan.specs, key=lambda spec: spec.service not in STARTED_FIRST))
     place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
@@ -425,6 +427,8 @@ async def run_plan(
             if task is not None:
                 task.cancel()
         sockets.close(listeners)
+        # What the other services say about their end would bury the reason.
+        output.only_problems = failure is not None and failure.exit_code == CONFIGURATION_ERROR
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:
@@ -504,6 +508,17 @@ async def signalled(fleet: Fleet) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     await first.wait()
+
+
+class Output:
+    """Prints the lines of the children; while `only_problems` is true, none of the level INFO."""
+
+    only_problems = False
+
+    def print(self, name: str, line: str) -> None:
+        """See `print_line`."""
+        if not (self.only_problems and _INFO in line):
+            print_line(name, line)
 
 
 def print_line(name: str, line: str) -> None:

@@ -382,6 +382,15 @@ def test_another_version_may_be_named_by_the_path_of_the_first_one(tmp_path: Pat
     assert (engine.model, engine.served_model_alias.split(",")) == (str(two), ["also", str(one)])
 
 
+def test_after_a_refusal_the_ends_of_the_other_services_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    output = launcher.Output()
+    output.print("gateway-1", "2026-11-30T19:57:10.632Z INFO gateway-1 ready")
+    output.only_problems = True
+    output.print("gateway-1", "2026-11-30T19:57:10.632Z INFO gateway-1 draining")
+    output.print("gateway-1", "2026-11-30T19:57:10.632Z ERROR gateway-1 it burns")
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["ready", "burns"]
+
+
 async def announced(ready: asyncio.Event) -> None:
     await ready.wait()
 
