@@ -197,7 +197,15 @@ class InstanceSettings(ServeSettings, group="instance"):
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
 _DEEPSPEED_BATCH_SIZE, _DEEPSPEED_BATCH_WAIT_S = 16, 0.1
 NOT_FOR_USERS = frozenset(
-    {"advice_spelling", "launcher_key", "listen_fd", "other_listen_fds", "required_engines", "service_id"}
+    {
+        "advice_spelling",
+        "given_model",
+        "launcher_key",
+        "listen_fd",
+        "other_listen_fds",
+        "required_engines",
+        "service_id",
+    }
 )
 """Settings that only the launcher sets. They are not offered as flags to users."""
 

@@ -39,10 +39,12 @@ class ModelSettings(BusSettings, group="model"):
 
     model: str = flag(
         "",
-        "directory of the model, a GGUF file, or a name on the Hugging Face hub (default: the demo model)",
+        "directory of the model, a GGUF file, or a name on the Hugging Face hub, org/repo or org/repo:Q4_K_M for one "
+        "of its GGUF files (default: the demo model)",
         env="MODEL_PATH",
         alias=("--model-path",),
     )
+    given_model: str = flag("", "what --model was before the launcher looked it up; the launcher sets it")
     revision: str = flag("", "branch, tag or commit of a model from the hub (default: main)")
     download_dir: str = flag("", "directory of the cache for models from the hub (default: that of HF_HOME)")
     load_format: str = flag(
@@ -66,7 +68,7 @@ class ModelSettings(BusSettings, group="model"):
     served_model_name: str = flag(
         "",
         "name of the model in requests ('model'), optionally followed by further names (default: --model-id, or "
-        "else the value of --model)",
+        "else the last part of --model's path, or its hub name)",
         rule=MODEL_NAME,
         more="served_model_alias",
     )

@@ -12,7 +12,10 @@ from pathlib import Path
 from antiphon.shared.flags import SettingsError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_FILES = Path("/dev")
 _DEVICE_FILE = re.compile(r"nvidia\d+")
+_OTHER_FILES = ("dxg", "kfd", "nvmap", "nvhost-gpu")
+"""Device files of GPUs under WSL, of AMD's, and of NVIDIA's integrated ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Assignment:
     notices: tuple[str, ...] = ()
 
 
-def visible(environ: Mapping[str, str], files: Path = Path("/dev")) -> list[str]:
+def visible(environ: Mapping[str, str], files: Path = DEVICE_FILES) -> list[str]:
     """Returns the number or id of each GPU that a process with this environment may use."""
     if VARIABLE in environ:
         named = [word.strip() for word in environ[VARIABLE].split(",")]
@@ -36,6 +39,15 @@ def visible(environ: Mapping[str, str], files: Path = Path("/dev")) -> list[str]
         return named[:end]
     found = [path for path in files.glob("nvidia*") if _DEVICE_FILE.fullmatch(path.name)]
     return [str(index) for index in range(len(found))]
+
+
+def may_have_gpus(environ: Mapping[str, str], files: Path = DEVICE_FILES) -> bool:
+    """Whether a process with this environment may find a GPU.
+
+    False only if there is certainly none: the environment hides them, or the machine has no file of one.
+    """
+    hidden = VARIABLE in environ and not visible(environ)
+    return not hidden and (bool(visible({}, files)) or any((files / name).exists() for name in _OTHER_FILES))
 
 
 def on_cpu(device: str, environ: Mapping[str, str]) -> bool:

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from antiphon.launch import devices, nats_server, other_machine, sockets
+from antiphon.launch.file_checks import check_files
 from antiphon.launch.readiness import ServerAddress, announce
 from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
@@ -39,13 +39,12 @@ from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.distributed import world
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, converted, to_argv
-from antiphon.shared.models.image_models import check_image_files
-from antiphon.shared.models.model_files import located, model_directory, model_name
+from antiphon.shared.models.model_files import given_model, located, model_aliases, model_name
 from antiphon.shared.security import bus_permissions, tls
-from antiphon.shared.settings.quantization import Device, choose, read_model_config
+from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
-from antiphon.supervision.fleet import Failure, Fleet
+from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
 
 GRACE_S = limits.DRAIN_S + 5.0
@@ -63,6 +62,7 @@ STARTED_FIRST = ("nats", "engine")
 """Services whose processes are started before the others: the bus, and those that take longest to become ready."""
 BUS_WAIT_S = 10.0
 """Seconds after the start from which versions of models can be changed although the server is not ready yet."""
+_INFO = " INFO "
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -89,11 +89,18 @@ class VersionPlan:
         from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
-        files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
-        model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
+        files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
+        # Clients may go on to use the path of the first version.
+        aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
+        own = {
+            "model": directory,
+            "served_model_name": name,
+            "served_model_alias": ",".join(aliases[: limits.MODEL_ALIASES_MAX]),
+        }
+        model = located(replace(first, **{**dict.fromkeys(files, ""), **own}))
         model = replace(model, served_model_name=version_name(name, number))
         check(model)
-        _check_files(model, self.environ)
+        check_files(model, self.environ)
         gpus = self._gpus(name, model)
         return list(_model_specs([model], self.environ, self.place, gpus, self.models))
 
@@ -166,39 +173,10 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     """Returns the settings with the models' files at local paths, and prints notices. Raises SettingsError."""
     models = [located(model) for model in models]
     for model in models:
-        _check_files(model, environ)
+        check_files(model, environ)
     for notice in dict.fromkeys(notice for model in models for notice in world.notices(model.parallel)):
         print_line("antiphon", notice)
     return models
-
-
-def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError if `--enable-mm`, `--quantization` or a number of devices does not fit the files or the CPU.
-
-    On a GPU the engine checks quantization itself.
-    """
-    directory = model_directory(model, weights=False)
-    if model.enable_mm:
-        check_image_files(directory)
-    on_cpu = devices.on_cpu(model.execution.device, environ)
-    cpu = Device("a CPU", model.execution.cpu_backend == "auto")
-    gpu = Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
-    config = read_model_config(directory)
-    choose(model.execution.quantization, directory, config, cpu if on_cpu else gpu)
-    if world.world_size(model.parallel) > 1:
-        _check_division(model, config)
-
-
-def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
-    """Raises SettingsError if the model has too few layers or heads for the devices of an engine.
-
-    The engine checks the rest, and the models whose config.json has other names.
-    """
-    sizes = {**config, **(config.get("text_config") or {})}
-    heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
-    if isinstance(heads, int) and isinstance(layers, int):
-        tp, pp = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
-        world.check_division(tp, {"attention heads": heads}, pp, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +409,8 @@ async def run_plan(
     the failure that it returns stops the server.
     """
     raise_limit()
-    fleet = Fleet(print_line)
+    output = Output()
+    fleet = Fleet(output.print)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(sorted(plan.specs, key=lambda spec: spec.service not in STARTED_FIRST))
     place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
@@ -448,6 +427,8 @@ async def run_plan(
             if task is not None:
                 task.cancel()
         sockets.close(listeners)
+        # What the other services say about their end would bury the reason.
+        output.only_problems = failure is not None and failure.exit_code == CONFIGURATION_ERROR
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:
@@ -487,7 +468,7 @@ async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[No
     where = BusAddress(
         url=plan.place.nats, credentials=credentials, name=name, namespace=first.namespace, tls=tls.bus_context(first)
     )
-    directories = {model_name(model): str(model.model) for model in plan.models}
+    directories = {model_name(model): given_model(model) for model in plan.models}
     keep_s = first.keep_former_version
 
     def tell(error: Exception) -> None:
@@ -527,6 +508,17 @@ async def signalled(fleet: Fleet) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     await first.wait()
+
+
+class Output:
+    """Prints the lines of the children; while `only_problems` is true, none of the level INFO."""
+
+    only_problems = False
+
+    def print(self, name: str, line: str) -> None:
+        """See `print_line`."""
+        if not (self.only_problems and _INFO in line):
+            print_line(name, line)
 
 
 def print_line(name: str, line: str) -> None:

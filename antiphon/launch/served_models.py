@@ -22,6 +22,7 @@ from antiphon.shared.settings.bus import BusSettings
 S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (
     "model",
+    "given_model",
     "revision",
     "hf_overrides",
     "model_id",
@@ -52,9 +53,23 @@ def models_of(serve: S) -> list[S]:
         _refuse_unused(serve, defaults)
     further = replace(serve, **{**defaults, "served_model_alias": ""})
     models = [*([serve] if named else []), *(replace(further, **entry) for entry in entries)]
-    models = [described(model) for model in models]
-    _check_together(models, serve.default_model, shared_bus=bool(serve.nats))
+    models = _named_apart([described(model) for model in models])
+    default = next((model_name(model) for model in models if serve.default_model in model_aliases(model)), "")
+    if default:
+        models = [replace(model, default_model=default) for model in models]
+    _check_together(models, default or serve.default_model, shared_bus=bool(serve.nats))
     return models
+
+
+def _named_apart(models: Sequence[S]) -> list[S]:
+    """Returns the models, those with names that are the same part of different paths under their whole paths."""
+    twice = set(_repeated(map(model_name, models)))
+    return [
+        replace(model, served_model_name=model.model)
+        if (name := model_name(model)) in twice and name not in (model.served_model_name, model.model_id)
+        else model
+        for model in models
+    ]
 
 
 def _also(word: str) -> dict[str, Any]:

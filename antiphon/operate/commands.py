@@ -19,6 +19,7 @@ POLL_S = 0.1
 
 def add_commands(add: AddCommand) -> None:
     """Adds all commands of this package."""
+    _cache_flags(add)
     drain = _server(add("drain", "move an engine's streams to others; it takes none until `resume`", _drain))
     drain.add_argument("engine", metavar="ENGINE", help="id of the engine, as `antiphon top` shows it")
     drain.add_argument("--force", action="store_true", help="also if it is the model's only engine")
@@ -36,6 +37,32 @@ def add_commands(add: AddCommand) -> None:
     _fork_flags(_server(add("fork", "continue a recorded output from a position on", _fork), ("--url",)))
     _record_flags(add("record", "keep a recorded request in a file", _record_save))
     _models_flags(add("models", "list and change the versions of the models that are served", _models_list))
+
+
+def _cache_flags(add: AddCommand) -> None:
+    """Adds the commands about the models on this disk, which need no server."""
+
+    def command(name: str, help: str, run: str) -> argparse.ArgumentParser:
+        made = add(name, help, lambda options: _of_caches(run, options))
+        about = "directory of the cache for models from the hub (default: that of HF_HOME)"
+        made.add_argument("--download-dir", default="", metavar="DIR", help=about)
+        return made
+
+    pull = command("pull", "download a model from the hub, and print where it is", "pull")
+    pull.add_argument("name", metavar="NAME", help="org/repo, or org/repo:Q4_K_M for one of its GGUF files")
+    pull.add_argument("--revision", default="", help="branch, tag or commit (default: main)")
+    shown = command("list", "list the models on this disk that can be served by name", "show")
+    shown.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+    gone = command("rm", "remove a model from the caches on this disk", "delete")
+    gone.add_argument("name", metavar="NAME", help="name as `antiphon list` shows it; without a tag: all its files")
+    gone.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _of_caches(name: str, options: argparse.Namespace) -> int:
+    from antiphon.operate import cached_models
+
+    runs = {"pull": cached_models.pull, "show": cached_models.show, "delete": cached_models.delete}
+    return runs[name](options)
 
 
 def _fork_flags(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,14 @@ from antiphon.shared.clock import Clock
 from antiphon.shared.config import EngineSettings, check_engine
 from antiphon.shared.messages import EngineStatus, ModelFacts, ServiceName, ServiceState
 from antiphon.shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
-from antiphon.shared.models.model_files import DEMO_NAME, described, model_aliases, model_directory, model_name
+from antiphon.shared.models.model_files import (
+    DEMO_NAME,
+    described,
+    given_model,
+    model_aliases,
+    model_directory,
+    model_name,
+)
 
 logger = logging.getLogger(__name__)
 JOIN_S = 5.0
@@ -213,7 +220,7 @@ class EngineService:
         canary = self.engine.canary
         self._status = EngineStatus(
             model=model_name(settings),
-            model_path=settings.model or DEMO_NAME,
+            model_path=given_model(settings) or DEMO_NAME,
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
             block_size=facts.block_size,

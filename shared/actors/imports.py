@@ -3,7 +3,6 @@
 import contextlib
 import gc
 from collections.abc import Generator
-from importlib.metadata import entry_points
 from typing import Any
 
 from antiphon.shared.flags import SettingsError
@@ -29,6 +28,9 @@ def plug_ins(group: str) -> list[Any]:
 
     Raises SettingsError that names the plug-in and its package: a server without it would not be what was asked for.
     """
+    # Imported here because launchers and tokenizers have no plug-ins.
+    from importlib.metadata import entry_points
+
     found: list[Any] = []
     for entry in sorted(entry_points(group=f"antiphon.{group}"), key=lambda one: one.name):
         try:

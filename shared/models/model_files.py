@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 from antiphon.shared.config import ModelSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models import hub
+from antiphon.shared.models.gguf_model.names import stem_of
 from antiphon.shared.models.overrides import with_overrides
 from antiphon.shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME
 
@@ -27,6 +28,8 @@ DEMO_DIRECTORY = Path(__file__).absolute().parents[2] / "demo"
 DEMO_NAME = "antiphon-demo"
 _GGUF = ".gguf"
 MODEL_CONFIG = "ti_model_config.json"
+_OF_A_MODEL = ("config.json", MODEL_CONFIG, "tokenizer*.json", "*.safetensors", "*.bin")
+"""Patterns of files, one of which is in every directory that is meant as a model, even if others are missing."""
 UNPUBLISHED_TEMPLATE = "shennong_chat"
 """The conversation template whose layout is not public: it can be named, but only used as a `--chat-template`."""
 
@@ -63,15 +66,36 @@ def tokenizer_directory(settings: ModelSettings) -> Path:
 def model_name(settings: ModelSettings) -> str:
     """Returns the model's name in requests.
 
-    It is the served name, else the model id, else the name or path as given, else the demo's name.
+    It is the served name, else the model id, else the name that follows from the path or hub name as given, else the
+    demo's name.
     """
-    return settings.served_model_name or settings.model_id or settings.model or DEMO_NAME
+    return settings.served_model_name or settings.model_id or short_name(given_model(settings)) or DEMO_NAME
+
+
+def given_model(settings: ModelSettings) -> str:
+    """Returns the path or hub name as the user gave it, also if a launcher has looked it up; '' for the demo model."""
+    return settings.given_model or settings.model
+
+
+def short_name(given: str) -> str:
+    """Returns the name of a model that has no other: a directory's last part, a GGUF file's stem, or the hub name."""
+    path = _path(given)
+    if not given or (not path.exists() and hub.is_name(given)):
+        return given
+    name = path.name if path.name not in ("", "..") else path.resolve().name
+    return stem_of(name) if name.endswith(_GGUF) and not path.is_dir() else name or given
 
 
 def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
-    """Returns further names of the model that requests may use."""
-    names = (name.strip() for name in settings.served_model_alias.split(","))
-    return tuple(name for name in names if name)
+    """Returns further names of the model that requests may use.
+
+    The whole path is one of them if the model's name is a part of it.
+    """
+    name, given = model_name(settings), given_model(settings)
+    names = [alias.strip() for alias in settings.served_model_alias.split(",")]
+    if name == short_name(given):
+        names.append(given)
+    return tuple(dict.fromkeys(alias for alias in names if alias and alias != name))
 
 
 def described(settings: M) -> M:
@@ -103,10 +127,11 @@ def located(settings: M, *, weights: bool = True) -> M:
     """
     changes: dict[str, str] = {}
     model = _own_directory(settings, weights=weights)
-    if weights and settings.model and not any(model.glob("*.json")):
+    if weights and settings.model and not any(any(model.glob(pattern)) for pattern in _OF_A_MODEL):
         raise SettingsError(f"--model: {model} has no model: neither a config.json nor a file *{_GGUF}.")
     if settings.model and model != _path(settings.model).resolve():
         changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
+        changes["given_model"] = given_model(settings)
     if settings.tokenizer or settings.tokenizer_revision:
         changes |= {"tokenizer": str(tokenizer_directory(settings)), "tokenizer_revision": ""}
     return described(replace(settings, **changes))
@@ -142,7 +167,8 @@ def _find(
     if given == DEMO_NAME:
         raise SettingsError(f"{flag}: there is no directory {given}. To serve the demo model, leave {flag} out.")
     if hub.is_name(given):
-        return hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
+        found = hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
+        return _of_file(found, flag, tokenizer) if found.suffix == _GGUF else found
     raise SettingsError(
         f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout, or of a GGUF file."
     )

@@ -33,7 +33,7 @@ struct Shape {
   antiphon_Spec spec;
   int64_t window = 0, rotary_pairs = 0, positions = 0;
   bool interleaved = false, slopes = false, biases = false, own_mlp_norm = true, tied = false;
-  bool corrected = false, sinks = false;
+  bool corrected = false, sinks = false, parts = false;  // parts: queries and keys have 4 bits, values 8
 };
 
 antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t inner, int64_t block) {
@@ -105,6 +105,10 @@ std::vector<Shape> shapes() {
   Shape panels{"heads of whole panels", spec(70, 4, 2, 64, 1100, 32)};
   panels.tied = true, panels.rotary_pairs = 32, panels.spec.qk_norm = 1, panels.biases = true, panels.window = 50;
   all.push_back(panels);
+
+  Shape parts{"queries, keys and values of different kinds", spec(70, 4, 2, 64, 110, 32)};
+  parts.parts = true, parts.rotary_pairs = 32, parts.biases = true;
+  all.push_back(parts);
 
   Shape group{"a group of 40", spec(31, 40, 1, 8, 33, 8)};
   group.spec.num_experts = 3, group.spec.experts_per_token = 1, group.spec.expert_size = 40;
@@ -200,6 +204,11 @@ class Model {
     if (s.residual == normed) norm(layer, "after_attention_norm"), norm(layer, "after_mlp_norm");
     if (s.latent_rank) {
       load_latents(layer);
+    } else if (shape_.parts) {
+      quantized(layer, "qkv", 0, 2, 32, s.num_heads * s.head_dim, s.hidden_size);
+      quantized(layer, "qkv", 1, 2, 64, s.num_kv_heads * s.head_dim, s.hidden_size);
+      quantized(layer, "qkv", 2, 0, 16, s.num_kv_heads * s.head_dim, s.hidden_size);
+      matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
     } else {
       matrix(layer, "qkv", 0, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size);
       matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
@@ -270,6 +279,18 @@ class Model {
     for (float& value : bias) value = random_.next();
     check(antiphon_set_matrix(model_, layer, name, expert, weight.data(), out, in,
                               shape_.biases ? bias.data() : nullptr));
+  }
+
+  // One part of a matrix, int8 (kind 0) or int4 (kind 2), in groups.
+  void quantized(int64_t layer, const char* name, int64_t part, int64_t kind, int64_t group, int64_t out, int64_t in) {
+    std::vector<uint8_t> weight(out * in);
+    for (uint8_t& value : weight) value = (uint8_t)(int)(random_.next() * 127);
+    std::vector<float> scales(out * ((in + group - 1) / group)), bias(out);
+    for (float& value : scales) value = (random_.next() + 2) / std::sqrt((float)in) / (kind ? 8 : 127);
+    for (float& value : bias) value = random_.next();
+    antiphon_Quantized from = {};
+    from.kind = kind, from.group = group, from.columns = in, from.weight = weight.data(), from.scales = scales.data();
+    check(antiphon_set_quantized(model_, layer, name, part, &from, out, in, shape_.biases ? bias.data() : nullptr));
   }
 
   void table(int64_t layer, const char* name, Numbers numbers) {

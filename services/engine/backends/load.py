@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from antiphon.services.engine.backends.cpu.worker import load_cpu_worker
+from antiphon.services.engine.backends.refusals import no_cuda_device
 from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
 from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
@@ -16,6 +17,7 @@ from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communica
 from antiphon.services.engine.worker.capacity.memory_advice import measures
 from antiphon.services.engine.worker.interface import ModelWorker
 from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.worker.loading.weight_files import check_format
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
@@ -32,7 +34,7 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
     Raises `SettingsError` or `ServiceError` for settings or a model that cannot work.
     """
     model_dir, device = model_directory(settings), choose_device(settings.execution.device)
-    _check_format(settings.load_format, model_dir)
+    check_format(settings.load_format, model_dir)
     try:
         return _load(settings, model_dir, device, ranks)
     except torch.OutOfMemoryError as error:
@@ -78,16 +80,6 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         if worker is not None:
             return worker
     return TorchWorker(settings, model_dir, device)
-
-
-def _check_format(asked: str, model_dir: Path) -> None:
-    """Raises SettingsError if the weights have another format than `--load-format` asks for."""
-    if asked == "auto":
-        return
-    # GGUF files are read only if there are no other weights.
-    others = [] if asked == "safetensors" else [*model_dir.glob("*.safetensors"), *model_dir.glob("pytorch_model*.bin")]
-    if others or not any(model_dir.glob(f"*.{asked}")):
-        raise SettingsError(f"--load-format={asked}: {model_dir} has no file of that kind; leave the option out")
 
 
 def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
@@ -177,6 +169,5 @@ def choose_device(asked: str) -> torch.device:
     """
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
-        message = "--device cuda: no CUDA device is available here. Leave the option out, or ask `antiphon doctor` why."
-        raise ServiceError("invalid_value", message, param="device")
+        raise no_cuda_device()
     return torch.device("cuda", torch.cuda.current_device()) if asked != "cpu" and available else torch.device("cpu")

@@ -17,6 +17,8 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.services.engine.kernels.swigluoai import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
+
 Activation = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -28,7 +30,6 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 SWIGLUOAI = "swigluoai"
-SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT = 1.702, 7.0
 
 
 def gated_by(kind: str) -> Activation:

@@ -36,8 +36,9 @@ from antiphon.services.engine.quantizer.output import Output, converted
 from antiphon.services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
 from antiphon.services.engine.quantizer.scaling import LayerTensors
 from antiphon.services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
-from antiphon.services.engine.worker.loading.checkpoint import Checkpoint, weight_files
+from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
 from antiphon.services.engine.worker.loading.model_files import read_config, useful_threads
+from antiphon.services.engine.worker.loading.weight_files import weight_files
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.settings.quantization import Method, prepared_method
 

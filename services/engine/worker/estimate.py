@@ -31,7 +31,8 @@ from antiphon.services.engine.worker.capacity.budget import (
     kept_adapter_bytes,
     rows_bytes,
 )
-from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length, padded_heads
+from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, padded_heads
 from antiphon.services.engine.worker.capacity.profile import (
     StepBounds,
     StepBytes,

@@ -3,6 +3,7 @@
     reader     opens files and refuses damaged ones; returns metadata and tensors
     config     metadata → config.json and generation_config.json
     tokenizer  metadata → tokenizer.json and tokenizer_config.json
+    names      the names of files in a repository: quantization, parts, choice
     splitting  how byte-level tokenizers split text (pre-tokenization), by GGUF's names
     directory  keeps the result in a private directory, with links to the files
 

@@ -16,10 +16,10 @@ from typing import Any, cast
 from antiphon.shared.cache_dirs import made_whole, models_cache
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.gguf_model.config import generation_config, model_config
+from antiphon.shared.models.gguf_model.names import SUFFIX
 from antiphon.shared.models.gguf_model.reader import GgufError, GgufModel, part_paths
 from antiphon.shared.models.gguf_model.tokenizer import tokenizer_documents
 
-SUFFIX = ".gguf"
 _CACHE = "~/.cache/antiphon/gguf"
 _FORMAT = "1"
 """Version of the converted files; changed whenever the conversion changes."""
@@ -61,7 +61,8 @@ def model_of_file(path: Path, flag: str, *, tokenizer: bool = True, beside: Path
     `tokenizer`: whether the file's tokenizer is needed. `beside`: a directory whose files replace converted ones.
     Raises SettingsError, with a message that begins with `flag`, if the file cannot be used.
     """
-    path = path.resolve()
+    # The file itself may be a link, as in the hub's cache, where only the link has the name.
+    path = path.parent.resolve() / path.name
     replaced = _replacements(beside)
     try:
         directory = models_cache(_CACHE, "gguf") / _key(path, tokenizer, replaced)
@@ -73,6 +74,14 @@ def model_of_file(path: Path, flag: str, *, tokenizer: bool = True, beside: Path
     except OSError as error:
         raise SettingsError(f"{flag}: {path} cannot be converted: {error}") from error
     return directory
+
+
+def made_directories() -> list[Path]:
+    """Returns the directories that were made from GGUF files; none if there is no cache yet."""
+    try:
+        return sorted(path.parent for path in models_cache(_CACHE, "gguf").glob(f"*/{_MADE}"))
+    except OSError:
+        return []
 
 
 def _replacements(beside: Path | None) -> dict[str, Path]:

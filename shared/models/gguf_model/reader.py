@@ -8,7 +8,6 @@ is refused with a message that names the problem, in time and memory that the fi
     format  github.com/ggml-org/ggml, docs/gguf.md
 """
 
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
 from numpy.typing import NDArray
 
+from antiphon.shared.models.gguf_model.names import PART
+
 _HEADER_BYTES = 24
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -28,7 +29,6 @@ _ELEMENTS_MAX = 4 * 2**20
 """Longest array: several times the largest vocabulary."""
 _DIMENSIONS_MAX = 4
 _ALIGNMENT_MULTIPLE = 8
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class GgufError(ValueError):
@@ -164,7 +164,7 @@ def part_paths(path: Path) -> list[Path]:
 
     Raises GgufError if a part is missing or the path is not that of the first part.
     """
-    match = _PART.fullmatch(path.name)
+    match = PART.fullmatch(path.name)
     if match is None:
         return [path]
     count = int(match["count"])

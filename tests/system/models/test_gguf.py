@@ -14,9 +14,11 @@ from tests.gguf_files import Kind, write_gguf
 from tests.models import greedy_reference, make_model
 from tests.system.offline import FLAGS, GREEDY, generate
 from tests.system.served import ROOT, Served, fetch, until_the_end
+from tests.unit.shared.hub_server import NAME, write_cache
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 PROMPT = "What is 12 + 7?"
+HUB_NAME = f"{NAME}:q4_0"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     plain = write_gguf(make_model(at / "source", "qwen2", seed=3), at / "m.gguf", Kind.Q4_0)
     (at / "m.gguf").rename(at / "folder" / "m.gguf")
     (at / "home").mkdir(mode=0o700)
+    write_cache(at, {"config.json": b"{}", "sub/m-Q4_0.gguf": (at / "folder" / "m.gguf").read_bytes()})
     return {"file": at / "folder" / "m.gguf", "folder": at / "folder", "plain": plain, "home": at / "home"}
 
 
@@ -44,18 +47,23 @@ def expected(files: dict[str, Path]) -> str:
     return answer.outputs[0].text or ""
 
 
-@pytest.fixture(scope="module", params=["file", "folder"])
+@pytest.fixture(scope="module", params=["file", "folder", "hub"])
 def served(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Served]:
     cache = Path("~/.cache/antiphon/cpu").expanduser()
-    flags = (str(files[request.param]), f"--compile-cache={cache}", "--dtype=float32")
-    with until_the_end(Served(*flags, environ={"HOME": str(files["home"])})) as started:
+    model = HUB_NAME if request.param == "hub" else str(files[request.param])
+    flags = (model, f"--compile-cache={cache}", "--dtype=float32")
+    environ = {"HOME": str(files["home"]), "HF_HOME": str(files["home"].parent), "HF_HUB_OFFLINE": "1"}
+    with until_the_end(Served(*flags, environ=environ)) as started:
         yield started
 
 
 @pytest.mark.nats
 def test_the_server_answers_as_the_weights_that_the_file_stands_for(served: Served, files: dict[str, Path]) -> None:
-    name = fetch(served, "GET", "/v1/models").json["data"][0]["id"]
-    assert name in (str(files["file"]), str(files["folder"]))
+    [card] = fetch(served, "GET", "/v1/models").json["data"]
+    # The path as given, not that of the converted file; requests may name it too.
+    expected_names = (("m", str(files["file"])), ("folder", str(files["folder"])), (HUB_NAME, HUB_NAME))
+    assert (card["id"], card["root"]) in expected_names
+    name = card["root"]
     body: dict[str, Any] = {"model": name, "prompt": PROMPT, "temperature": 0, "max_tokens": GREEDY.max_tokens}
     assert fetch(served, "POST", "/v1/completions", body).json["choices"][0]["text"] == expected(files)
     chat = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}

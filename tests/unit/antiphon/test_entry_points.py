@@ -337,11 +337,11 @@ def test_run_answers_to_the_name_model_beside_its_own(
         return model_name(settings), settings.served_model_alias, settings.default_chat_temperature
 
     run(served)
-    assert names() == ("/data/model", "model", 0.7)
+    assert names() == ("model", "model", 0.7)
     run(served, "--served-model-name", "a", "b")
     assert names() == ("a", "b,model", 0.7)
     assert main(["serve", "/m"]) == 0
-    assert names() == ("/m", "", 1.0)
+    assert names() == ("m", "", 1.0)
     monkeypatch.setenv("MODEL_ID", "Foo")
     run(served)
     assert names() == ("Foo", "model", 0.7)

@@ -303,11 +303,10 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: P
 
 
 @pytest.mark.spec("S-SRV-101:ports")
-def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_a_port_in_use_is_refused_before_anything_starts(listeners: list[socket.socket]) -> None:
     port = listeners[0].getsockname()[1]
     with pytest.raises(SettingsError, match=f"port {port} is in use"):
-        serve(ServeSettings(model=str(tmp_path), port=port), {})
+        serve(ServeSettings(port=port), {})
 
 
 def test_the_environment_keeps_what_no_setting_reads() -> None:
@@ -372,6 +371,24 @@ async def test_deaths_are_announced_although_versions_cannot_be_changed(
     assert "versions of models cannot be changed until the next start: no orders here" in capsys.readouterr().err
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+def test_another_version_may_be_named_by_the_path_of_the_first_one(tmp_path: Path) -> None:
+    one, two = make_model(tmp_path / "one"), make_model(tmp_path / "two")
+    models = [ServeSettings(model=str(one), device="cpu", served_model_alias="also")]
+    plan = VersionPlan(models=models, environ={}, place=Place("nats://127.0.0.1:1", "", ""))
+    specs = plan.specs("one", 2, str(two))
+    [engine] = [settings_of(spec) for spec in specs if spec.service == "engine"]
+    assert (engine.model, engine.served_model_alias.split(",")) == (str(two), ["also", str(one)])
+
+
+def test_after_a_refusal_the_ends_of_the_other_services_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    output = launcher.Output()
+    output.print("gateway-1", "2026-11-30T19:57:10.632Z INFO gateway-1 ready")
+    output.only_problems = True
+    output.print("gateway-1", "2026-11-30T19:57:10.632Z INFO gateway-1 draining")
+    output.print("gateway-1", "2026-11-30T19:57:10.632Z ERROR gateway-1 it burns")
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["ready", "burns"]
 
 
 async def announced(ready: asyncio.Event) -> None:

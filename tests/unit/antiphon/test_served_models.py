@@ -14,7 +14,7 @@ from antiphon.launch.served_models import models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.limits import MODELS_MAX
-from antiphon.shared.models.model_files import model_name
+from antiphon.shared.models.model_files import model_aliases, model_name
 
 TOML = """
 [[models]]
@@ -92,7 +92,14 @@ def test_a_file_alone_decides_which_models_there_are(kind: type[ServeSettings], 
 
 def test_a_named_model_comes_before_those_of_also_and_those_of_the_file(tmp_path: Path) -> None:
     models = models_of(ServeSettings(model="/a", also=("/b=b",), models=written(tmp_path, TOML)))
-    assert [model_name(model) for model in models] == ["/a", "b", "small", "org/large"]
+    assert [model_name(model) for model in models] == ["a", "b", "small", "org/large"]
+
+
+def test_models_in_directories_of_one_name_are_called_by_their_paths(tmp_path: Path) -> None:
+    rows = [{"model": "/a/same"}, {"model": "/b/same"}, {"model": "/c/other"}]
+    models = models_of(ServeSettings(models=written(tmp_path, json.dumps({"models": rows}), "m.json")))
+    assert [model_name(model) for model in models] == ["/a/same", "/b/same", "other"]
+    assert [model_aliases(model) for model in models] == [(), (), ("/c/other",)]
 
 
 def test_a_json_file_says_the_same_as_a_toml_file(tmp_path: Path) -> None:
@@ -167,9 +174,11 @@ def test_what_is_said_of_a_model_that_the_command_line_does_not_name_is_refused(
 
 def test_a_default_model_must_be_served_here_unless_the_bus_is_shared() -> None:
     two = ServeSettings(model="/a", also=("/b=b",), default_model="c")
-    with pytest.raises(SettingsError, match=r"--default-model: 'c' is not served\. Served: '/a', 'b'"):
+    with pytest.raises(SettingsError, match=r"--default-model: 'c' is not served\. Served: 'a', 'b'"):
         models_of(two)
     assert len(models_of(replace(two, default_model="b"))) == 2
+    by_path = models_of(replace(two, default_model="/a"))
+    assert [model.default_model for model in by_path] == ["a", "a"]
     assert len(models_of(replace(two, nats="nats://bus"))) == 2
 
 

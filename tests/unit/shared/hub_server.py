@@ -55,7 +55,9 @@ def write_cache(home: Path, files: dict[str, bytes], revision: str = "main") -> 
     for name, data in files.items():
         blob = model / "blobs" / _etag(data)
         blob.write_bytes(data)
-        (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / blob.name)
+        link = snapshot / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path(*[".."] * (2 + name.count("/"))) / "blobs" / blob.name)
     return snapshot
 
 

@@ -13,7 +13,7 @@ import pytest
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.gguf_model import directory as product
-from antiphon.shared.models.model_files import located, model_directory, model_name, tokenizer_directory
+from antiphon.shared.models.model_files import located, model_aliases, model_directory, model_name, tokenizer_directory
 from antiphon.shared.settings.quantization import Device, choose, read_model_config
 
 CPU = Device("a CPU")
@@ -68,7 +68,8 @@ def test_a_file_becomes_a_directory_that_every_service_finds(cache: Path, tmp_pa
     assert config["quantization_config"] == {"quant_method": "gguf", "types": ["Q8_0"]}
     assert read(directory, "generation_config.json")["eos_token_id"] == [4, 3]
     found = located(settings(file))
-    assert (found.model, model_name(found)) == (str(directory), str(file))
+    assert (found.model, found.given_model, model_name(found)) == (str(directory), str(file), "m")
+    assert model_aliases(found) == (str(file),)
     assert located(found).model == str(directory)
 
 
@@ -93,7 +94,7 @@ def test_a_directory_with_one_file_is_that_model_and_its_own_files_win(tmp_path:
     (folder / "ti_model_config.json").write_text('{"model_id": "Named"}')
     found = located(settings(folder))
     assert read(Path(found.model), "tokenizer.json") == {"mine": 1}
-    assert model_name(settings(folder)) == str(folder)
+    assert model_name(settings(folder)) == "model"
     assert found.model_id == "Named"
     (folder / "config.json").write_text('{"architectures": ["MistralForCausalLM"]}')
     config = read(model_directory(settings(folder)))

@@ -9,7 +9,15 @@ import pytest
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models import model_files
-from antiphon.shared.models.model_files import described, located, model_directory, model_name, tokenizer_directory
+from antiphon.shared.models.model_files import (
+    described,
+    located,
+    model_aliases,
+    model_directory,
+    model_name,
+    short_name,
+    tokenizer_directory,
+)
 from antiphon.shared.settings.allowed_values import CONV_TEMPLATES
 
 
@@ -19,10 +27,35 @@ def test_without_a_model_the_demo_model_is_taken():
 
 
 @pytest.mark.spec("S-SRV-012", "S-SRV-020")
-def test_a_model_is_called_by_its_path_unless_it_is_served_under_a_name(tmp_path):
-    assert model_name(EngineSettings(model=str(tmp_path))) == str(tmp_path)
-    assert model_name(EngineSettings(model=str(tmp_path), served_model_name="mine")) == "mine"
+def test_a_model_is_called_by_the_last_part_of_its_path_unless_it_is_served_under_a_name(tmp_path):
+    assert model_name(EngineSettings(model=str(tmp_path))) == tmp_path.name
+    assert model_aliases(EngineSettings(model=str(tmp_path), served_model_alias="a,b")) == ("a", "b", str(tmp_path))
+    named = EngineSettings(model=str(tmp_path), served_model_name="mine")
+    assert (model_name(named), model_aliases(named)) == ("mine", ())
     assert model_directory(EngineSettings(model=str(tmp_path))) == tmp_path
+
+
+def test_names_follow_from_what_was_given(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    (tmp_path / "m-00001-of-00002.gguf").touch()
+    cases = {
+        "org/elsewhere": "org/elsewhere",
+        "org/repo:Q4_K_M": "org/repo:Q4_K_M",
+        "org/here": "here",
+        "org/here/": "here",
+        "org/here/..": "org",
+        ".": tmp_path.name,
+        "/data/model": "model",
+        "~/a/b/c": "c",
+        "/": "/",
+        "/data/x.Q8_0.gguf": "x.Q8_0",
+        "m-00001-of-00002.gguf": "m",
+        "": "",
+    }
+    assert {given: short_name(given) for given in cases} == cases
+    run = EngineSettings(model="/data/model", served_model_alias="model")
+    assert (model_name(run), model_aliases(run)) == ("model", ("/data/model",))
 
 
 @pytest.mark.spec("S-SRV-021")

@@ -43,6 +43,8 @@ HEAD_DIM_MAX = 576
 _CPU = torch.device("cpu")
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 """The 8-bit types of the KV cache, in the order of the library's enumeration, where the model's type comes first."""
+_PANEL = 32
+"""Number of rows in a panel of the library. If a matrix is multiplied in parts, these have whole panels."""
 _NORMS = ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
 _MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "shared.gate", "q_up")
 _LATENT_NORMS = ("latent_norm", "q_latent_norm")
@@ -150,8 +152,11 @@ class NativeDecoder:
             self._norm(reader, layer, name, f"{prefix}.{name}")
         for name in _MATRICES:
             if reader.has(f"{prefix}.{name}.weight"):
-                read = partial(reader.matrix, f"{prefix}.{name}")
-                self._matrix(layer, name, 0, read, _bias(reader, f"{prefix}.{name}"))
+                bias = _bias(reader, f"{prefix}.{name}")
+                if name == "qkv":
+                    self._parts(layer, name, partial(reader.matrices, f"{prefix}.{name}", _PANEL), bias)
+                else:
+                    self._matrix(layer, name, 0, partial(reader.matrix, f"{prefix}.{name}"), bias)
         if d.latent is not None:
             self._load_latents(reader, layer, d.latent)
         if d.qk_norm:
@@ -204,6 +209,17 @@ class NativeDecoder:
     def _set_rope(self, layer: int, rope: RopeParameters) -> None:
         frequencies = inverse_frequencies(rope).contiguous()
         self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
+
+    def _parts(self, layer: int, name: str, read: Callable[[], list[Matrix]], bias: Tensor | None) -> None:
+        """Passes a matrix that may consist of several quantized ones, each below the one before it."""
+        if self._mapped:
+            heights, parts = self._mapped.heights(layer, name), []
+        else:
+            parts = read()
+            heights = [part.shape[0] for part in parts]
+        biases = [None] * len(heights) if bias is None else bias.split(heights)
+        for number, own in enumerate(biases):
+            self._matrix(layer, name, number, partial(parts.__getitem__, number), own)
 
     def _matrix(self, layer: int, name: str, expert: int, read: Callable[[], Matrix], bias: Tensor | None) -> bool:
         """Passes a matrix to the library. Returns False if it is quantized, else True."""

@@ -29,7 +29,7 @@ import torch
 
 from antiphon.services.engine.backends.cpu.compile import SOURCE
 from antiphon.services.engine.quantization.choice import WeightForm
-from antiphon.services.engine.worker.loading.checkpoint import weight_files
+from antiphon.services.engine.worker.loading.weight_files import weight_files
 from antiphon.shared.cache_dirs import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from antiphon.shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
@@ -96,6 +96,13 @@ class PackedFile:
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return len(self._map)
+
+    def heights(self, layer: int, name: str) -> list[int]:
+        """Returns the number of rows of each part of a matrix."""
+        parts = {
+            part: one.shape[0] for (where, what, part), one in self._matrices.items() if (where, what) == (layer, name)
+        }
+        return [parts[number] for number in range(len(parts))]
 
     def piece(self, name: Name) -> Piece:
         """Returns a matrix that the file contains."""
@@ -246,7 +253,15 @@ def _fingerprint(model_dir: Path, dtype: torch.dtype, form: WeightForm) -> str:
     here = Path(__file__).parent
     engine = here.parents[1]
     rounding = engine / "quantization"
-    for directory in (here, SOURCE, engine / "models", engine / "worker", rounding, rounding / "formats"):
+    for directory in (
+        here,
+        SOURCE,
+        engine / "models",
+        engine / "worker",
+        engine / "worker" / "loading",
+        rounding,
+        rounding / "formats",
+    ):
         for path in sorted(directory.iterdir()):
             if path.is_file():
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())

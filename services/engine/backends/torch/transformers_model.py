@@ -23,7 +23,7 @@ from antiphon.services.engine.kernels.paged_attention import Scores, paged_atten
 from antiphon.services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layers.attention import StepInputs
-from antiphon.services.engine.models.registry import supported_architectures
+from antiphon.services.engine.models.unknown import check_known, refusal
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.settings.quantization import prepared_method
 
@@ -167,7 +167,9 @@ def load_transformers_model(
     """
     names = ", ".join(map(str, config.get("architectures") or [])) or "none at all"
     if config.get("auto_map") and not trust_remote_code and config.get("model_type") not in CONFIG_MAPPING:
-        raise _refusal(names, "its code comes with the model, and is run with --trust-remote-code only")
+        raise refusal(names, "its code comes with the model, and is run with --trust-remote-code only")
+    if config.get("model_type") not in CONFIG_MAPPING:
+        check_known(config, trusted=trust_remote_code)
     try:
         model, has_head = _load(model_dir, config, dtype, trust_remote_code)
         model = model.to(device).eval()
@@ -179,9 +181,9 @@ def load_transformers_model(
         description = replace(description, has_head=has_head)
         return TransformersModel(model, description, 0 if hidden is None else hidden.shape[-1])
     except ServiceError as error:
-        raise _refusal(names, error.message.removeprefix("config.json: ")) from error
+        raise refusal(names, error.message.removeprefix("config.json: ")) from error
     except Exception as error:  # exceptions of foreign modelling code have no common base class
-        raise _refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+        raise refusal(names, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
 def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, trusted: bool) -> tuple[Any, bool]:
@@ -299,10 +301,3 @@ def _describe(config: Mapping[str, Any], text: Any, layers: Mapping[int, _LayerF
 def _without_window(facts: _LayerFacts) -> _LayerFacts:
     """Returns the facts of a layer with full attention. Layers may differ only in their windows and sinks."""
     return replace(facts, window=None, has_sinks=False)
-
-
-def _refusal(names: str, reason: str) -> ServiceError:
-    return config_error(
-        f"architecture {names} is not supported, nor does it run through transformers: {reason.rstrip('.')}. "
-        f"Supported by themselves: {', '.join(supported_architectures())}."
-    )

@@ -5,7 +5,7 @@ logits. Their weights are the softmax over these logits, which equals the softma
 over the chosen experts.
 """
 
-from antiphon.services.engine.kernels.activation import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
+from antiphon.services.engine.kernels.swigluoai import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
 from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,

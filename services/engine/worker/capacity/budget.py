@@ -20,12 +20,12 @@ from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.worker.batch.state_table import table_bytes
+from antiphon.services.engine.worker.capacity.context import context_length
 from antiphon.services.engine.worker.capacity.host_cache import plan_host_blocks
 from antiphon.services.engine.worker.capacity.kv_cache import (
     Budget,
     KvPlan,
     bytes_per_block,
-    context_length,
     plan_kv_cache,
 )
 from antiphon.services.engine.worker.capacity.memory import free_bytes, held_bytes

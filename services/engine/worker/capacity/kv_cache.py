@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.context import context_length
 from antiphon.services.engine.worker.capacity.memory_advice import measures
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
@@ -105,23 +106,6 @@ def plan_kv_cache(
     if context < own:
         logger.warning("context shortened from %d to %d tokens: that is what there is memory for", own, context)
     return KvPlan(num_blocks, context)
-
-
-def context_length(settings: EngineSettings, description: DecoderDescription) -> int:
-    """Returns the context length: the flag, or else the model's own.
-
-    Raises `ServiceError` if the flag is below 1 or above the model's own length.
-    """
-    asked = settings.scheduler.max_model_len
-    if asked is None:
-        return description.max_positions
-    if not 1 <= asked <= description.max_positions:
-        raise ServiceError(
-            "invalid_value",
-            f"--max-model-len is {asked}; this model allows 1 to {description.max_positions} tokens.",
-            param="max_model_len",
-        )
-    return asked
 
 
 def allocate_kv_cache(

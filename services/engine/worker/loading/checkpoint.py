@@ -6,7 +6,7 @@ and `.bin` files are read with PyTorch's restricted reader, which builds tensors
 formats are memory-mapped, so only the pages that are read take memory. Called by the weight loader.
 """
 
-import json
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -14,19 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from antiphon.services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
 from antiphon.services.engine.quantization.method import PreparedMethod
 from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
-from antiphon.shared.errors import ServiceError
+from antiphon.services.engine.worker.loading.weight_files import listed, open_safetensors, unusable, weight_files
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 
-_SINGLES = ("model.safetensors", "pytorch_model.bin")
-_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _GGUF = ".gguf"
-_NAMES_SHOWN = 5
 _WEIGHT = ".weight"
 _MATRIX_DIMENSIONS = 2
 
@@ -43,10 +39,7 @@ class _File(Protocol):
 
 class _Safetensors:
     def __init__(self, path: Path, stack: ExitStack) -> None:
-        try:
-            self._file: Any = stack.enter_context(safe_open(path, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise unusable(f"{path} cannot be read as safetensors: {error}") from error
+        self._file: Any = stack.enter_context(open_safetensors(path, "pt"))
 
     def keys(self) -> Iterable[str]:
         return self._file.keys()
@@ -127,7 +120,7 @@ class Checkpoint:
         stored = {name for source in wanted.values() for name in self._parts(source).values()}
         missing = sorted((plain.keys() | stored) - self._files.keys())
         if missing:
-            raise unusable(f"the checkpoint lacks {_listed(missing)}.")
+            raise unusable(f"the checkpoint lacks {listed(missing)}.")
         others = tuple(name for name in ignored if name.endswith("."))
         extra = [
             name
@@ -135,7 +128,7 @@ class Checkpoint:
             if not name.startswith(others) and not self._ignores(name)
         ]
         if extra:
-            raise unusable(f"the checkpoint has tensors that this model does not use: {_listed(sorted(extra))}.")
+            raise unusable(f"the checkpoint has tensors that this model does not use: {listed(sorted(extra))}.")
         for source in plain.values():
             self._check_shape(source)
 
@@ -150,16 +143,19 @@ class Checkpoint:
     def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
         """Returns the parameter like `read`, but quantized if all its tensors are stored with the same quantization."""
         parts = [self._weight(source, parameter) for source in parameter.sources]
-        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-        if len(quantized) == len(parts):
-            stacked = stack(quantized, max(1, parameter.experts))
-            if stacked is not None:
-                ordered = _in_order(_indices(stacked), parameter)
-                return (stacked if ordered is None else stacked.rows(ordered)).to(device)
-        plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
-        joined = _joined(plain, dtype, device)
-        ordered = _in_order(joined, parameter)
-        return joined if ordered is None else ordered
+        return _one(parts, parameter, dtype, device)
+
+    def matrices(
+        self, parameter: Parameter, dtype: torch.dtype, device: torch.device, rows: int
+    ) -> "list[Tensor | QuantizedWeight]":
+        """Returns the parameter like `matrix`, or as several matrices, each to be placed below the one before it.
+
+        There are several if tensors are stored in different ways, which one matrix would represent with more bits. All
+        but the last one then have a multiple of `rows` rows.
+        """
+        parts = [self._weight(source, parameter) for source in parameter.sources]
+        apart = _apart(parts, rows) if parameter.grouping is None and not parameter.alternating else []
+        return [part.to(device) for part in apart] or [_one(parts, parameter, dtype, device)]
 
     def is_quantized(self, parameter: Parameter) -> bool:
         """Whether any of the parameter's tensors is stored quantized."""
@@ -253,41 +249,32 @@ class Checkpoint:
             raise unusable(f"tensor {source.name} has shape {shape}, but config.json asks for {source.shape}.")
 
 
-def weight_files(model_dir: Path) -> list[Path]:
-    """Returns the single weight file, or the files listed in the index, or the parts of a GGUF file.
+def _one(
+    parts: "list[Tensor | QuantizedWeight]", parameter: Parameter, dtype: torch.dtype, device: torch.device
+) -> "Tensor | QuantizedWeight":
+    """Returns a parameter's tensors as one matrix: quantized if all of them are and have a common form."""
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if len(quantized) == len(parts):
+        stacked = stack(quantized, max(1, parameter.experts))
+        if stacked is not None:
+            ordered = _in_order(_indices(stacked), parameter)
+            return (stacked if ordered is None else stacked.rows(ordered)).to(device)
+    plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
+    joined = _joined(plain, dtype, device)
+    ordered = _in_order(joined, parameter)
+    return joined if ordered is None else ordered
 
-    If there are several formats, prefers safetensors, then `.bin`, then GGUF.
+
+def _apart(parts: "list[Tensor | QuantizedWeight]", rows: int) -> list[QuantizedWeight]:
+    """Returns quantized tensors of different kinds or group sizes, those beside each other that are alike stacked.
+
+    Returns [] if they are one matrix, or cannot be multiplied apart.
     """
-    for single, index in zip(_SINGLES, _INDICES, strict=True):
-        if (model_dir / single).is_file():
-            return [model_dir / single]
-        if (model_dir / index).is_file():
-            return _indexed(model_dir, model_dir / index)
-    files = sorted(model_dir.glob(f"*{_GGUF}"))
-    if files:
-        return files
-    raise unusable(
-        f"{model_dir} has neither {_SINGLES[0]} nor {_INDICES[0]}, nor the same as {_SINGLES[1]}, nor *{_GGUF}."
-    )
-
-
-def unusable(message: str) -> ServiceError:
-    """Returns the error for weights that cannot be used."""
-    return ServiceError("invalid_value", f"The model cannot be loaded: {message}", param="model")
-
-
-def _indexed(model_dir: Path, index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise unusable(f"{index} is not an index of weight files.") from error
-    unsafe = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-    if unsafe:
-        raise unusable(f"{index} names files outside the model directory: {_listed(unsafe)}.")
-    lost = [name for name in names if not (model_dir / name).is_file()]
-    if lost:
-        raise unusable(f"{index} names files that are not there: {_listed(lost)}.")
-    return [model_dir / name for name in names]
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight) and part.kind in ("int4", "int8")]
+    runs = [list(run) for _, run in itertools.groupby(quantized, lambda part: (part.kind, part.group_size))]
+    stacked = [one for run in runs if (one := stack(run)) is not None]
+    fit = len(quantized) == len(parts) and len(stacked) == len(runs) > 1
+    return stacked if fit and all(part.shape[0] % rows == 0 for part in stacked[:-1]) else []
 
 
 def _joined(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -318,8 +305,3 @@ def _sorted_heads(rows: Tensor, grouping: Grouping) -> Tensor:
     """Reorders rows [groups * (queries + 2) * head_dim, …] into all queries', then all keys', then all values' rows."""
     heads = rows.view(grouping.num_groups, -1, grouping.head_dim, *rows.shape[1:])
     return torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(map(str, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "")

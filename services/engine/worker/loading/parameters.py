@@ -110,7 +110,23 @@ class ParameterReader:
         For a matrix that is split over ranks, returns the rank's part.
         """
         parameter = self._parameters[self._global(f"{name}.weight")]
-        weight = self._checkpoint.matrix(parameter, self._dtype, self._device)
+        return self._own_part(name, parameter, self._checkpoint.matrix(parameter, self._dtype, self._device))
+
+    def matrices(self, name: str, rows: int) -> list[Matrix]:
+        """Returns a weight like `matrix`, or as several quantized ones on top of each other.
+
+        There are several if its tensors are stored in different ways; all but the last have a multiple of `rows` rows.
+        """
+        if self.shard.size > 1:
+            return [self.matrix(name)]
+        parameter = self._parameters[self._global(f"{name}.weight")]
+        parts = self._checkpoint.matrices(parameter, self._dtype, self._device, rows)
+        if len(parts) == 1:
+            return [self._own_part(name, parameter, parts[0])]
+        self.read_bytes += sum(part.nbytes for part in parts)
+        return parts
+
+    def _own_part(self, name: str, parameter: Parameter, weight: Matrix) -> Matrix:
         was_quantized = isinstance(weight, QuantizedWeight) or self._checkpoint.is_quantized(parameter)
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
         part = sharded(within_layer(name), weight, self._description, self.shard)

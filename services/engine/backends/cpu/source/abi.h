@@ -92,7 +92,8 @@ int antiphon_set_packed(antiphon_Model* model, int64_t layer, const char* name, 
                         int64_t quantized_bytes, int64_t out, int64_t in, const float* bias);
 // Returns a matrix's packed form and its size in bytes; null for a matrix that is not set.
 const void* antiphon_packed(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, int64_t* bytes);
-// Sets a matrix from weights of 8 or 4 bits.
+// Sets a matrix from weights of 8 or 4 bits. If queries, keys and values are quantized in different ways, "qkv" has up
+// to three such parts, in this order and numbered by `expert`; all but the last have whole panels of 32 rows.
 int antiphon_set_quantized(antiphon_Model* model, int64_t layer, const char* name, int64_t expert,
                            const antiphon_Quantized* weight, int64_t out, int64_t in, const float* bias);
 // Sets what the adapter in a slot adds to a layer's "qkv", "o", "up" or "down". No step may be under way that has tokens

@@ -3,7 +3,8 @@
 // A kernel is the product with quantized weights (quantized_weights.h, quantized_rows.h, quantized_nibbles.h), created for one matrix and
 // one set of rows. It prepares the rows, adds up terms of a panel, and converts complete sums to floats. Rows that are
 // multiplied with several matrices of one shape are prepared once. If the terms of a matrix are in another order than its
-// inputs, rows are copied in this order first.
+// inputs, rows are copied in this order first. A quantized matrix may consist of several of different kinds, whose
+// panels follow each other (`Quantized::below`): they are multiplied one after the other.
 #pragma once
 
 #include "quantized_nibbles.h"
@@ -36,22 +37,31 @@ void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) 
   }
 }
 
-// Returns the number of floats that prepared rows take.
+// Returns the number of floats that rows prepared for one matrix take.
+template <class T>
+long prepared_size(long rows, const Quantized& w) {
+  long size = 0;
+  with_kernel<T>(w, {}, nullptr,
+                 [&](const auto& kernel) { size = round_up(kernel.prepared_floats(rows, w), kLanes); });
+  return size;
+}
+
 template <class T>
 long prepared_size(long rows, const Linear<T>& w) {
-  long size = 0;
-  if (w.quantized)
-    with_kernel<T>(*w.quantized, {}, nullptr,
-                   [&](const auto& kernel) { size = round_up(kernel.prepared_floats(rows, *w.quantized), kLanes); });
-  return size;
+  return w.quantized ? prepared_size<T>(rows, *w.quantized) : 0;
 }
 
 // Returns the number of floats that rows in the order of a matrix's terms take; 0 if that is the order of its inputs.
 template <class T>
-long ordered_size(long rows, const Linear<T>& w) {
-  if (!w.quantized || !w.quantized->order) return 0;
-  const long bytes = rows * row_stride<TermOf<T>>(w.quantized->terms) * (long)sizeof(TermOf<T>);
+long ordered_size(long rows, const Quantized& w) {
+  if (!w.order) return 0;
+  const long bytes = rows * row_stride<TermOf<T>>(w.terms) * (long)sizeof(TermOf<T>);
   return round_up(bytes / (long)sizeof(float), kLanes);
+}
+
+template <class T>
+long ordered_size(long rows, const Linear<T>& w) {
+  return w.quantized ? ordered_size<T>(rows, *w.quantized) : 0;
 }
 
 // Copies rows in the order of the terms of a matrix, shared among the threads. `order_of(row)` returns `Quantized::order`
@@ -85,12 +95,16 @@ template <class T>
 long kept_size(long rows, const Linear<T>& w) {
   if (!w.quantized) return kept_size(rows, static_cast<const Matrix<T>&>(w));
   if (!rows) return 0;
-  long size = ordered_size(rows, w) + prepared_size(rows, w);
-  with_kernel<T>(*w.quantized, {}, nullptr, [&](const auto& kernel) {
-    const long step = quantized_terms_at_once<std::decay_t<decltype(kernel)>>(std::min(rows, kPassRows), *w.quantized);
-    if (step < w.quantized->terms) size += w.panels * kPassRows * kPanel;
-  });
-  return size;
+  long most = 0;
+  for (const Quantized* q = w.quantized; q; q = q->below) {
+    long size = ordered_size<T>(rows, *q) + prepared_size<T>(rows, *q);
+    with_kernel<T>(*q, {}, nullptr, [&](const auto& kernel) {
+      const long step = quantized_terms_at_once<std::decay_t<decltype(kernel)>>(std::min(rows, kPassRows), *q);
+      if (step < q->terms) size += q->panels * kPassRows * kPanel;
+    });
+    most = std::max(most, size);
+  }
+  return most;
 }
 
 // Multiplies up to kPassRows rows by a part of a panel. The sums stay in `kept` [rows][32] unless these are the last
@@ -169,12 +183,15 @@ template <class T, class Finish, class Background = NoBackground>
 void multiply(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish,
               const Background& background = {}) {
   if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish, background);
-  const Quantized& q = *w.quantized;
-  if (q.order) x = order_rows<T>(pool, x, rows, q.terms, kept, [&](long) { return q.order; });
-  kept += ordered_size(rows, w);
-  with_kernel<T>(q, x, kept, [&](const auto& kernel) {
-    multiply_all(pool, kernel, q, w.panels, rows, kept + prepared_size(rows, w), finish);
-  });
+  long before = 0;  // panels of the matrices above
+  for (const Quantized* q = w.quantized; q; before += q->panels, q = q->below) {
+    const Inputs<T> from = q->order ? order_rows<T>(pool, x, rows, q->terms, kept, [&](long) { return q->order; }) : x;
+    float* const prepared = kept + ordered_size<T>(rows, *q);
+    with_kernel<T>(*q, from, prepared, [&](const auto& kernel) {
+      multiply_all(pool, kernel, *q, q->panels, rows, prepared + prepared_size<T>(rows, *q),
+                   [&](long row, long panel, const float* sums) { finish(row, before + panel, sums); });
+    });
+  }
 }
 
 }  // namespace antiphon

@@ -11,6 +11,9 @@
 
 namespace antiphon {
 
+// Queries, keys and values: the maximum number of parts of "qkv".
+constexpr int64_t kQkvParts = 3;
+
 template <class T>
 class ModelOf final : public Model {
  public:
@@ -28,7 +31,7 @@ class ModelOf final : public Model {
                   int64_t out, int64_t in, const float* bias) override {
     Packed<T>& to = matrix_named(layer, name, expert);
     if (quantized_bytes)
-      to.place_quantized(packed, (size_t)quantized_bytes, bias, out, in, order_of(name));
+      to.place_quantized(packed, (size_t)quantized_bytes, bias, out, in, order_of(name)), follow(layer, name, expert);
     else
       to.place(static_cast<const T*>(packed), bias, out, in, order_of(name));
   }
@@ -42,6 +45,7 @@ class ModelOf final : public Model {
   void set_quantized(int64_t layer, const char* name, int64_t expert, const antiphon_Quantized& weight, int64_t out,
                      int64_t in, const float* bias) override {
     matrix_named(layer, name, expert).pack(pool_, stock_, weight, bias, out, in, order_of(name));
+    follow(layer, name, expert);
   }
 
   void set_lora(int64_t slot, int64_t layer, const char* name, const antiphon_Lora& delta) override {
@@ -89,7 +93,8 @@ class ModelOf final : public Model {
       for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.router, &layer.shared_up,
                                       &layer.shared_down, &layer.shared_gate, &layer.query_up})
         total += packed->bytes();
-      for (const auto* matrices : {&layer.expert_up, &layer.expert_down, &layer.latent_key, &layer.latent_value})
+      for (const auto* matrices : {&layer.qkv_below, &layer.expert_up, &layer.expert_down, &layer.latent_key,
+                                   &layer.latent_value})
         for (const Packed<T>& packed : *matrices) total += packed.bytes();
     }
     return total;
@@ -141,7 +146,15 @@ class ModelOf final : public Model {
     return std::all_of(experts.begin(), experts.end(), [&](const Packed<T>& e) { return e.same_shape(experts[0]); });
   }
 
+  static bool is_below(const std::string& name, int64_t part) { return name == "qkv" && part > 0; }
+
+  // Puts a further part of a matrix below the parts before it, which were set before.
+  void follow(int64_t layer, const std::string& name, int64_t part) {
+    if (is_below(name, part)) at(layer).qkv.append(matrix_named(layer, name, part));
+  }
+
   Packed<T>& matrix_named(int64_t layer, const std::string& name, int64_t expert) {
+    if (is_below(name, expert)) return one_of(at(layer).qkv_below, kQkvParts - 1, expert - 1);
     if (name == "head") return decoder_.weights.head;
     if (name == "experts.up") return one_of(at(layer).expert_up, spec_.num_experts, expert);
     if (name == "experts.down") return one_of(at(layer).expert_down, spec_.num_experts, expert);

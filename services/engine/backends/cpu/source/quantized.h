@@ -46,12 +46,14 @@ constexpr long kGroupMin = 16;
 struct Quantized {
   Kind kind = Kind::int8;
   long terms = 0, row_terms = 0;  // padded terms of a panel; of a row
+  long panels = 0;                // of this matrix, without those below
   long groups = 1, group = 0;     // `group`: terms of a group; int8 with one scale per column has one group
   const uint8_t* data = nullptr;
   const float* scales = nullptr;                 // [panels][groups][32]
   const float* offsets = nullptr;                // [panels][groups][32], scale * zero; null if there are no zeros
   const int32_t* totals = nullptr;               // int8_dynamic: [panels][32], sum of q
   const int32_t* order = nullptr;                // [terms], the input of each term, -1 for padding; null if terms are inputs
+  Quantized* below = nullptr;                    // a matrix of the same inputs whose panels follow; null: there is none
   bool whole_levels = true;                      // level[i] = i - 8
   float levels[kLevels] = {};                    // as given; for products in float32
   alignas(64) uint16_t table[2 * kLevels] = {};  // their bfloat16 bits, rounded, twice; for products in bfloat16

@@ -31,6 +31,7 @@ class PackedQuantized {
     if (bytes < sizeof header) throw std::invalid_argument("a packed matrix is too short");
     std::memcpy(&header, packed, sizeof header);
     Quantized& q = quantized;
+    q.panels = panels;
     q.kind = (Kind)header.kind, q.terms = header.terms, q.row_terms = header.row_terms;
     q.group = header.group, q.groups = header.groups, q.whole_levels = header.whole_levels != 0;
     std::copy_n(header.levels, kLevels, q.levels);
@@ -228,6 +229,7 @@ class PackedQuantized::Packer {
 inline PackedQuantized::PackedQuantized(Pool& pool, Stock& stock, const antiphon_Quantized& from,
                                         const std::vector<long>& rows, long in)
     : in_(in), panels_((long)rows.size() / kPanel) {
+  quantized.panels = panels_;
   Packer(*this, from, rows).pack(pool, stock);
 }
 

@@ -51,14 +51,27 @@ class Packed {
     std::vector<long> rows(matrix.panels * kPanel);
     for (size_t column = 0; column < rows.size(); column++) rows[column] = source((long)column, order);
     quantized_ = std::make_unique<PackedQuantized>(pool, stock, weight, rows, in);
-    matrix.quantized = &quantized_->quantized;
+    matrix.quantized = last_ = &quantized_->quantized;
   }
 
   // As `place`, for what `packed` returned of a quantized weight.
   void place_quantized(const void* packed, size_t bytes, const float* bias, long out, long in, Order order) {
     shape(bias, out, in, order);
     quantized_ = std::make_unique<PackedQuantized>(packed, bytes, matrix.panels, in);
-    matrix.quantized = &quantized_->quantized;
+    matrix.quantized = last_ = &quantized_->quantized;
+  }
+
+  // Lets the rows of another quantized matrix follow those of this one, which must be whole panels. The other matrix is
+  // used as long as this one is.
+  void append(const Packed& other) {
+    Linear<T>& m = matrix;
+    if (!last_ || !other.quantized_ || m.out % kPanel || m.in != other.matrix.in || !m.bias != !other.matrix.bias)
+      throw std::invalid_argument("matrices that are multiplied together do not fit together");
+    last_ = last_->below = &other.quantized_->quantized;
+    m.out += other.matrix.out, m.panels += other.matrix.panels;
+    if (!m.bias) return;
+    bias_.insert(bias_.end(), other.bias_.begin(), other.bias_.end());
+    m.bias = bias_.data();
   }
 
   // Returns the packed form, `bytes()` long; null if the matrix is not set.
@@ -83,7 +96,7 @@ class Packed {
 
   void shape(const float* bias, long out, long in, Order order) {
     Linear<T>& m = matrix;
-    m = {}, bytes_ = 0, quantized_.reset();
+    m = {}, bytes_ = 0, last_ = nullptr, quantized_.reset();
     m.out = out, m.in = in, m.terms = round_up(in, kTermsMultiple);
     const long columns = order == Order::gated ? 2 * round_up(out / 2, kPanel) : round_up(out, kPanel);
     m.panels = columns / kPanel;
@@ -126,6 +139,7 @@ class Packed {
 
   size_t bytes_ = 0;
   std::unique_ptr<PackedQuantized> quantized_;
+  Quantized* last_ = nullptr;  // of this matrix and those that were appended
   std::vector<float> bias_;
 };
 
@@ -149,6 +163,7 @@ struct Layer {
   std::vector<float> qk_norm;
   std::vector<float> sinks;  // scores of the heads' sinks times log2(e), or empty
   std::vector<float> router_correction;  // added to the scores of experts for the choice; empty: nothing is
+  std::vector<Packed<T>> qkv_below;  // what follows qkv, if its parts are quantized in different ways
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
   std::vector<Packed<T>> expert_up, expert_down;
   Norm latent_norm, query_latent_norm;  // of latent attention, as is the rest (latent.h)

@@ -16,6 +16,7 @@ from antiphon.services.engine.core.plan import EngineFacts, NewSequence, StepPla
 from antiphon.services.engine.models.config_fields import weight_dtype
 from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
 from antiphon.services.engine.worker.batch.pooling import finished, pooling_kind
+from antiphon.services.engine.worker.capacity.context import context_within
 from antiphon.services.engine.worker.capacity.memory import HeapGuard
 from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from antiphon.services.engine.worker.dtypes import choose_torch_dtype
@@ -23,7 +24,6 @@ from antiphon.services.engine.worker.extras import serves_adapters
 from antiphon.services.engine.worker.interface import WeightMemory
 from antiphon.services.engine.worker.loading.model_files import read_config, useful_threads
 from antiphon.shared.config import EngineSettings
-from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.parameters.pooling import PoolingKind
 
@@ -138,7 +138,7 @@ def _total(hidden: torch.Tensor, length: int, kind: PoolingKind) -> torch.Tensor
 def _facts(
     settings: EngineSettings, model_dir: Path, model: WholeTextModel, dtype: torch.dtype, device: torch.device
 ) -> EngineFacts:
-    context = _context(settings, model.max_positions)
+    context = context_within(settings, model.max_positions)
     return EngineFacts(
         num_blocks=settings.scheduler.max_num_seqs * -(-context // settings.cache.block_size),
         block_size=settings.cache.block_size,
@@ -155,15 +155,3 @@ def _facts(
         computes_whole=True,
         variant_because="PyTorch's operations order their sums by the number of tokens of a step",
     )
-
-
-def _context(settings: EngineSettings, most: int) -> int:
-    if settings.scheduler.max_model_len is None:
-        return most
-    if not 1 <= settings.scheduler.max_model_len <= most:
-        raise ServiceError(
-            "invalid_value",
-            f"--max-model-len is {settings.scheduler.max_model_len}; this model allows 1 to {most} tokens.",
-            param="max_model_len",
-        )
-    return settings.scheduler.max_model_len

@@ -1,0 +1,44 @@
+"""What an engine refuses by the small files of a model alone, without PyTorch.
+
+The launcher checks this before it starts any process, so that a mistake is reported at once. The engine makes the same
+checks with the same functions while it loads the model, and those that need the tensors.
+"""
+
+from pathlib import Path
+
+from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
+from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
+from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.models.unknown import check_known
+from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.loading.model_files import read_config
+from antiphon.services.engine.worker.loading.weight_files import check_format, check_weight_files
+from antiphon.shared.config import EngineSettings
+from antiphon.shared.errors import ServiceError
+
+
+def check_model(settings: EngineSettings, model_dir: Path, *, smoothquant: bool) -> None:
+    """Raises `ServiceError` or SettingsError if the files of a model or the settings about it cannot work.
+
+    `smoothquant`: the weights are in `SMOOTHQUANT_FILE`.
+    """
+    check_format(settings.load_format, model_dir)
+    config = read_config(model_dir)
+    weight_dtype(config)
+    if not has_family(config):
+        check_known(config, trusted=settings.trust_remote_code)
+        check_weight_files(model_dir, smoothquant=smoothquant)
+        return
+    if computes_whole(config) or keeps_own_cache(config):
+        check_weight_files(model_dir, smoothquant=smoothquant)
+        return
+    description = find_family(config).describe(config)
+    check_weight_files(model_dir, smoothquant=smoothquant)
+    context_length(settings, description)
+
+
+def no_cuda_device() -> ServiceError:
+    """Returns the error for `--device cuda` on a machine without a GPU."""
+    message = "--device cuda: no CUDA device is available here. Leave the option out, or ask `antiphon doctor` why."
+    return ServiceError("invalid_value", message, param="device")
