@@ -3,4 +3,4 @@
 The build backend, the command line, `GET /version`, service discovery and traces read it from here.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
