@@ -78,7 +78,7 @@ def test_the_same_script_and_flags_start_every_role_and_the_scheduler_has_no_eng
         pid = deployed.running[index].process.pid
         listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
         children = [line.split(maxsplit=1)[1] for line in listed.splitlines() if line.split()[0] == str(pid)]
-        return sorted(word for child in children for word in child.split() if word.startswith("services."))
+        return sorted(word for child in children for word in child.split() if word.startswith("antiphon.services."))
 
     gathered = ["antiphon.services.detokenizer", "antiphon.services.gateway", "antiphon.services.tokenizer"]
     assert [services(index) for index in range(3)] == [

@@ -24,7 +24,8 @@ class RunningLane(Lane):
         """Schedules the running sequences. If blocks ran out, nobody may join: the step is closed."""
         residency, joining, rests = self._residency, self._joining(builder), left_out(self._residency.running)
         ordinary, shares = residency.running[: residency.num_ordinary], None
-        if residency.waiting.num_running_clients + (joining is not None) > 1:
+        has_clients = residency.waiting.num_running_clients + (joining is not None) > 1
+        if has_clients:
             rests |= self._turns.resting(ordinary, joining, builder.now_s)
             if self._limits.enable_chunked_prefill:
                 shares = shares_of(ordinary, joining, builder.budget)
@@ -36,6 +37,8 @@ class RunningLane(Lane):
             return num_tokens
 
         builder.closed = not continue_running(residency, builder, of_prompt, rests)
+        if has_clients:
+            self._turns.used({one.row for one in builder.scheduled})
 
     def _joining(self, builder: StepBuilder) -> Sequence | None:
         """Returns the first waiting sequence of clients that have nothing running, if it can join; else None."""

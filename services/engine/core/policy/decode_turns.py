@@ -28,14 +28,17 @@ class DecodeTurns:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._last: dict[str, tuple[int, int, int]] = {}
-        """The age of the last sequence that had a turn, by client; only of clients whose sequences take turns."""
+        """The age of the last sequence that used its turn, by client; only of clients whose sequences take turns."""
+        self._offered: dict[str, list[Sequence]] = {}
+        """The sequences that have a turn in the step that is being planned, by client."""
 
     def resting(self, running: Iterable[Sequence], joining: Sequence | None, now_s: float) -> frozenset[int]:
         """Returns the rows of the decoding sequences that the next step leaves out.
 
         `running`: those that are not idle, oldest first. `joining`: a sequence of a client that has none of these, and
-        that may join. `now_s`: 0 if there is no clock, and then no sequence is left out.
+        that may join. `now_s`: 0 if there is no clock, and then no sequence is left out. `used` must follow.
         """
+        self._offered = {}
         lines: dict[str, list[Sequence]] = {}
         for sequence in running:
             if sequence.num_unscheduled_tokens == 1 and not sequence.canary:
@@ -47,16 +50,21 @@ class DecodeTurns:
         if room is None:
             self._last.clear()
             return frozenset()
-        shares = divide(room, counts)
-        last, rests = self._last, set[int]()
-        self._last = {}
+        shares, rests = divide(room, counts), set[int]()
         for client, line in lines.items():
             if (share := shares[client]) < len(line):
-                begin = bisect_right(line, last[client], key=_AGE) if client in last else 0
+                begin = bisect_right(line, self._last[client], key=_AGE) if client in self._last else 0
                 turns = line[begin : begin + share] + line[: max(0, begin + share - len(line))]
-                self._last[client] = turns[-1].age
+                self._offered[client] = turns
                 rests |= {one.row for one in line}.difference(one.row for one in turns)
+        self._last = {client: age for client, age in self._last.items() if client in self._offered}
         return frozenset(rests)
+
+    def used(self, rows: Collection[int]) -> None:
+        """Records which rows are in the planned step. A sequence that blocks ran out for keeps its turn."""
+        for client, turns in self._offered.items():
+            if ages := [one.age for one in turns if one.row in rows]:
+                self._last[client] = ages[-1]
 
     def _room(self, counts: Collection[int]) -> int | None:
         """Returns how many sequences a step may have; None if all of them may take part.

@@ -7,6 +7,8 @@ import pytest
 
 from antiphon.services.engine.core import invariants
 from antiphon.services.engine.core.core import Core
+from antiphon.services.engine.core.policy.decode_turns import DecodeTurns
+from antiphon.services.engine.core.policy.step_times import StepTimes
 from tests.unit.engine.core.factories import answer, make_core, prompt_of, spec
 
 MANY, FEW = 96, 2
@@ -111,3 +113,17 @@ def test_without_a_clock_nobody_waits() -> None:
     machine.add("b", FEW)
     machine.run(3)
     assert machine.run(5) == [FEW + MANY] * 5
+
+
+def test_a_turn_that_was_not_used_is_kept() -> None:
+    machine = Machine(0.001, 0.001)
+    for client, count in (("many", 6), ("few", 1)):
+        machine.add(client, count)
+    machine.run(3)
+    turns, running = DecodeTurns(StepTimes()), machine.core.residency.running
+    rows = {one.row for one in running}
+    rests = turns.resting(running, None, machine.now_s)
+    turns.used(set())
+    assert turns.resting(running, None, machine.now_s) == rests, "blocks ran out"
+    turns.used(rows - rests)
+    assert rows - turns.resting(running, None, machine.now_s) - {running[-1].row} <= rests, "then others have theirs"
