@@ -232,7 +232,7 @@ class GatewaySettings(BusSettings, GatewayImageSettings, RecordSettings, group="
     default_chat_temperature: float = flag(1.0, "temperature of chat requests without one", rule=TEMPERATURE)
     max_logprobs: int = flag(
         limits.LOGPROBS_MAX,
-        "largest number of candidates per token whose log probabilities a request may ask for (at most ",
+        "largest number of candidates per token whose log probabilities a request may ask for",
         rule=LOGPROBS,
     )
     unknown_parameters: str = flag(
