@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality dist release docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture page-time bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality dist release docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,7 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/python -m infra.checks.bus_users --check
 	$(BIN)/python -m infra.checks.matrix --check
 	$(BIN)/python -m tests.clients.page --check
+	$(BIN)/python -m infra.checks.models.page --check
 	$(BIN)/python -m infra.checks.claims
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
@@ -94,8 +95,11 @@ gpu-check:  ## on a machine with a GPU: kernels, engine, system, a peer; about t
 screenshots: install  ## the screenshots of the console in docs/screenshots, from a running system; needs Chromium
 	$(BIN)/python -m tests.system.console.screenshots
 
-kill-picture: install  ## docs/screenshots/kill.svg: a stream that outlives its engine, recorded from a running system
+kill-picture: install  ## docs/screenshots/kill.webp: a minute of the console while an engine is killed; needs Chromium
 	$(BIN)/python -m tests.system.console.recorded_kill
+
+page-time: install  ## the browser's time for an answer of 10,000 tokens on the chat page; needs Chromium
+	$(BIN)/python -m tests.system.console.page_time
 
 bench: install  ## every figure of this machine in one table for each model (ARGS="MODEL_DIR --rounds 3")
 	$(BIN)/python -m bench.run $(ARGS)
@@ -118,7 +122,7 @@ bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 bench-open: install  ## more requests than they can serve, beside vLLM (ARGS="--model DIR --vllm …/bin/vllm")
 	$(BIN)/python -m bench.peer_systems.open_loop $(ARGS)
 
-bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
+bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH --openvino …/bin/python")
 	$(BIN)/python -m bench.peer_systems.peers $(ARGS)
 
 vllm-test: install  ## quantized checkpoints in vLLM's CPU build (ARGS="--vllm ENVIRONMENT/bin/python")
@@ -130,13 +134,14 @@ dist: install  ## the sdist, and a wheel with the compiled CPU backend for each 
 release:  ## commit and tag a version; nothing is pushed (VERSION=1.2.3)
 	$(PYTHON) -m infra.dist.release $(VERSION)
 
-docs: install  ## write the generated pages: settings, protocol, coverage of the specification
+docs: install  ## write the generated pages: settings, protocol, models, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
 	$(BIN)/python -m infra.checks.fields_page
 	$(BIN)/python -m infra.checks.protocol_page
 	$(BIN)/python -m infra.checks.bus_users
 	$(BIN)/python -m infra.checks.matrix
 	$(BIN)/python -m tests.clients.page
+	$(BIN)/python -m infra.checks.models.page
 	$(BIN)/python -m infra.checks.spec_coverage --claim
 
 docs-site:  ## build the documentation site in build/site; installs mkdocs in build/site-venv

@@ -36,6 +36,9 @@ from antiphon.shared.files.batch_lines import (
     unanswered,
 )
 from antiphon.shared.flags import SettingsError
+from antiphon.terminal.address import Address
+from antiphon.terminal.exit_codes import CommandError
+from antiphon.terminal.output import in_json
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 TRIES, PAUSE_S = 8, 0.5
@@ -46,9 +49,12 @@ The pause doubles after each try.
 TIMEOUT_S = 3600.0
 
 
-def run(source: Path, target: Path, server: str, token: str | None, concurrency: int, model: str) -> int:
+def run(
+    source: Path, target: Path, address: Address | None, *, concurrency: int, model: str, as_json: bool = False
+) -> int:
     """Sends every request of `source` that `target` does not answer yet, and appends the answers to `target`.
 
+    `address`: the server; None: one is started with `model`. `as_json`: a summary is printed to standard output.
     Returns 0 if all requests have an answer with status 200, else 1. Raises SettingsError, before any request is sent,
     for a file that cannot be read or has an invalid line.
     """
@@ -56,22 +62,33 @@ def run(source: Path, target: Path, server: str, token: str | None, concurrency:
     done = keep_whole_lines(target)
     left = [request for request in requests if request.custom_id not in done]
     print(f"{len(requests)} requests, {len(requests) - len(left)} answered already", file=sys.stderr)
-    if not left:
-        return int(any(not ok for ok in done.values()))
     failed = sum(not ok for ok in done.values())
-    with _server(server, model, token) as client, target.open("ab") as out:
-        from tqdm.auto import tqdm
-
-        with tqdm(total=len(left), desc="Answered requests", dynamic_ncols=True) as bar:
-            for line in _answers(left, client, concurrency):
-                data, is_good = encoded_answer(line)
-                out.write(data)
-                out.flush()
-                failed += not is_good
-                bar.update()
-    if failed:
+    if left:
+        with _server(address, model) as client:
+            failed += _answer(left, client, concurrency, target)
+    if as_json:
+        answered_before = len(requests) - len(left)
+        good = len(requests) - failed
+        counts = {"requests": len(requests), "answered_before": answered_before, "good": good, "failed": failed}
+        print(in_json({**counts, "output": str(target)}), flush=True)
+    if failed and left:
         print(f"{failed} requests have no good answer: their lines in {target} say why", file=sys.stderr)
     return int(failed > 0)
+
+
+def _answer(requests: Sequence[BatchRequest], client: Client, concurrency: int, target: Path) -> int:
+    """Appends the answers to a file, with a progress bar. Returns the number of those that are not good."""
+    from tqdm.auto import tqdm
+
+    failed = 0
+    with target.open("ab") as out, tqdm(total=len(requests), desc="Answered requests", dynamic_ncols=True) as bar:
+        for line in _answers(requests, client, concurrency):
+            data, is_good = encoded_answer(line)
+            out.write(data)
+            out.flush()
+            failed += not is_good
+            bar.update()
+    return failed
 
 
 def read_requests(source: Path) -> list[BatchRequest]:
@@ -155,16 +172,14 @@ def _json(body: bytes) -> bytes:
 
 
 @contextmanager
-def _server(server: str, model: str, token: str | None) -> Iterator[Client]:
-    """Context manager that gives a client of `server`, or of a server that runs for the duration of the context."""
+def _server(address: Address | None, model: str) -> Iterator[Client]:
+    """Context manager that gives a client of a server, or of one that runs for the duration of the context."""
 
-    def client(url: str) -> Client:
-        return Client(url, token, headers={"X-Antiphon-Lane": "idle"}, timeout_s=TIMEOUT_S)
+    def client(url: str, key: str = "", flag: str = "--server") -> Client:
+        return Client(url, key, flag=flag, headers={"X-Antiphon-Lane": "idle"}, timeout_s=TIMEOUT_S)
 
-    if server:
-        if model:
-            raise SettingsError("--model is for a server that is started here: leave it out beside --server")
-        yield client(server)
+    if address is not None:
+        yield client(address.server, address.api_key, address.source)
         return
     argv = python_command("antiphon", "serve", "--port=0", *([f"--model={model}"] if model else []))
     # The server's log goes to this program's standard error; its address is read from its standard output.
@@ -182,4 +197,4 @@ def _address(process: "subprocess.Popen[str]") -> str:
         words = line.split()
         if words[:1] == ["URL"]:
             return words[1]
-    raise SettingsError("the server did not start: its messages above say why")
+    raise CommandError("the server did not start: its messages above say why")

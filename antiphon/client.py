@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antiphon.shared.flags import SettingsError
+from antiphon.terminal.exit_codes import CommandError, Exit
 
 TIMEOUT_S = 600.0
 """Longest silence of a server, seconds. In a waiting stream the server sends comments."""
@@ -31,15 +32,24 @@ _TEMPORARY = frozenset({409, 429, 500, 502, 503, 504})
 _DONE = b"[DONE]"
 
 
-class ServerError(SettingsError):
-    """The server could not be reached, has answered with an error (the text is its body), or has broken off a stream.
+class ServerError(CommandError):
+    """The server could not be reached, has answered with an error, or has broken off a stream.
 
-    `status` is the HTTP status of a refusal, else 0.
+    The text is the server's sentence. `status` is the HTTP status of a refusal, else 0. `details` has the fields of the
+    server's error.
     """
 
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, status: int = 0, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message, details)
         self.status = status
+        if status == http.client.NOT_FOUND:
+            self.exit_code = Exit.NOT_FOUND
+
+
+class NoConnectionError(ServerError):
+    """Nothing answers at the address."""
+
+    exit_code = Exit.UNREACHABLE
 
 
 class _Event(NamedTuple):
@@ -106,11 +116,26 @@ class Client:
             for event in self._events(path, data):
                 chunk = json.loads(event)
                 if "error" in chunk:
-                    raise ServerError(_readable(event))
+                    raise _refusal(event)
                 yield chunk
 
     def _events(self, path: str, data: bytes) -> Iterator[bytes]:
-        """Yields the data of the events before `[DONE]`, over several connections if necessary."""
+        """Yields the data of the events before `[DONE]`. If the caller stops before, the server stops, too."""
+        position = [""]
+        try:
+            yield from self._resumed_events(path, data, position)
+        except (GeneratorExit, KeyboardInterrupt):
+            # Without this the stream would go on for a while, because it can be resumed.
+            if stream_id := position[0].partition(":")[0]:
+                with (
+                    contextlib.suppress(OSError, http.client.HTTPException),
+                    self.exchange("DELETE", f"/v1/streams/{stream_id}"),
+                ):
+                    pass
+            raise
+
+    def _resumed_events(self, path: str, data: bytes, position: list[str]) -> Iterator[bytes]:
+        """Yields the data of the events, over several connections if necessary. Sets `position[0]` to the last id."""
         last, pause_s = "", _PAUSES_S[0]
         broken_at: float | None = None
         started = False
@@ -120,6 +145,7 @@ class Client:
                 with self._accepted("POST", path, data, more) as response:
                     for event in _whole_events(response):
                         last, pause_s, broken_at, started = event.id or last, _PAUSES_S[0], None, True
+                        position[0] = last
                         if event.data == _DONE:
                             return
                         yield event.data
@@ -144,7 +170,7 @@ class Client:
     ) -> Iterator[http.client.HTTPResponse]:
         with self.exchange(method, path, data, headers) as response:
             if response.status != 200:
-                raise ServerError(_readable(response.read()), response.status)
+                raise _refusal(response.read(), response.status)
             yield response
 
     @contextlib.contextmanager
@@ -154,7 +180,8 @@ class Client:
         except json.JSONDecodeError as error:
             raise ServerError(f"{self._url.geturl()} answers with something other than JSON: {error}") from error
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"no connection to {self._url.geturl()}: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise NoConnectionError(f"no connection to {self._url.geturl()}: {reason}") from error
 
 
 def stream(
@@ -178,12 +205,21 @@ def server_url(server: str, flag: str, schemes: Sequence[str] = ("http", "https"
     return url
 
 
-def _readable(body: bytes) -> str:
-    """Returns the body of an error as indented JSON, or unchanged if the body is not JSON."""
+def _refusal(body: bytes, status: int = 0) -> ServerError:
+    """Returns the error that the body of an answer describes: the server's sentence, with code and parameter."""
+    text = body.decode("utf-8", "replace").strip()
     try:
-        return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        found: Any = json.loads(text)
     except ValueError:
-        return body.decode("utf-8", "replace")
+        return ServerError(text or f"the server answers with status {status}", status)
+    error = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
+    if not isinstance(error, dict):
+        return ServerError(error if isinstance(error, str) else text, status)
+    fields: dict[str, Any] = {str(name): value for name, value in error.items()}
+    message, param = str(fields.get("message") or text), fields.get("param")
+    notes = [str(fields["code"])] if fields.get("code") else []
+    notes += [f"parameter {param}"] if param and str(param) not in message else []
+    return ServerError(message + (f" [{', '.join(notes)}]" if notes else ""), status, fields)
 
 
 def _whole_events(lines: http.client.HTTPResponse) -> Iterator[_Event]:

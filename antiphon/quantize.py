@@ -5,13 +5,15 @@ The work is done in `services/engine/quantizer`, which is imported when it start
 """
 
 import argparse
-import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
+from antiphon.terminal.exit_codes import CommandError
+from antiphon.terminal.output import show, tell
 
 ALGORITHMS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 DEGREES = (1, 2, 4, 8)
@@ -62,13 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Quantizes, and prints the report. Returns 0, or 1 after an error of the operating system such as a full disk.
+    """Quantizes, and prints the report. Returns 0. Raises CommandError after an error such as a full disk.
 
     Raises SettingsError for options that contradict each other or the model.
     """
     _check(options)
     for notice in _ignored(options):
-        _tell(f"warning: {notice}")
+        tell(f"warning: {notice}")
     from antiphon.services.engine.quantizer.job import Job
     from antiphon.services.engine.quantizer.run import quantize
 
@@ -91,13 +93,12 @@ def run(options: argparse.Namespace) -> int:
     if job.algorithm != "gptq":
         job = replace(job, activation_order=False)
     try:
-        report = quantize(job, _tell)
+        report = quantize(job, tell)
     except ServiceError as error:
         raise SettingsError(f"-i: {error.message}") from error
     except OSError as error:
-        print(f"antiphon: {error}. Run the same command again: it continues", file=sys.stderr)
-        return 1
-    _show(report, job.output)
+        raise CommandError(f"{error}. Run the same command again: it continues") from error
+    show({**asdict(report), "output": str(job.output)}, _lines(report, job.output), as_json=options.json)
     return 0
 
 
@@ -127,19 +128,15 @@ def _ignored(options: argparse.Namespace) -> list[str]:
     return [f"{option} has no effect with -quant_type {name}" for option, is_given in unused.items() if is_given]
 
 
-def _tell(text: str) -> None:
-    print(f"antiphon: {text}", file=sys.stderr)
-
-
-def _show(report: Any, output: Path) -> None:
+def _lines(report: Any, output: Path) -> Iterator[str]:
     before, after = report.bytes_before, report.bytes_after
-    print(f"weights     {before / _MIB:.1f} MiB before, {after / _MIB:.1f} MiB after ({after / before:.0%})")
+    yield f"weights     {before / _MIB:.1f} MiB before, {after / _MIB:.1f} MiB after ({after / before:.0%})"
     if report.perplexity_before is not None:
         ratio = report.perplexity_after / report.perplexity_before
         figures = f"{report.perplexity_before:.4f} before, {report.perplexity_after:.4f} after"
-        print(f"perplexity  {figures} ({ratio - 1:+.2%}) on held-out text")
+        yield f"perplexity  {figures} ({ratio - 1:+.2%}) on held-out text"
     worst = sorted(range(len(report.errors)), key=lambda index: -report.errors[index])[:_WORST]
     if worst:
         listed = ", ".join(f"layer {index}: {report.errors[index]:.2%}" for index in worst)
-        print(f"worst       {listed} (change of a layer's output)")
-    print(f"written to  {output}")
+        yield f"worst       {listed} (change of a layer's output)"
+    yield f"written to  {output}"

@@ -31,6 +31,7 @@ from antiphon.services.engine.backends.cpu.library import load_library
 from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
 from antiphon.services.engine.kv.connector import KvConnector
 from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.models.families import llama
 from antiphon.services.engine.worker.capacity.kv_cache import KvCache
 from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
 from antiphon.shared import limits
@@ -41,6 +42,18 @@ LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 WAYS = {"plain copy": "", "plain TCP": "", "KV over TCP": "plain TCP", "KV shared": "plain copy"}
 """The ways to move the bytes. A way of the product has the plain way that it is compared with, a plain way has ''."""
 HOST, WAIT_S = "127.0.0.1", 60.0
+
+
+MODEL = {
+    "vocab_size": 32_000,
+    "hidden_size": HEADS * HEAD_DIM,
+    "intermediate_size": 4 * HEADS * HEAD_DIM,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "torch_dtype": "bfloat16",
+}
 
 
 def cache(num_blocks: int, seed: int) -> KvCache:
@@ -55,7 +68,7 @@ def memory(kind: str, device: KvCache, host: KvCache, *, native: bool) -> KvMemo
     """Returns a worker's memory with these caches, whose blocks the C++ library or numpy copies."""
     copy = load_library().copy_block if native else None
     if kind == "panels":
-        return PanelMemory(device, host, HEAD_DIM, torch.bfloat16, copy)
+        return PanelMemory(device, host, llama.describe(MODEL), torch.bfloat16, copy)
     return CacheMemory(device, blocks_of(host, copy), copy)
 
 

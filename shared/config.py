@@ -178,6 +178,9 @@ class GatewaySettings(BusSettings, GatewayImageSettings, RecordSettings, group="
         "TOML or JSON file of keys with names, models, scopes, limits and weights; read again when it changes",
         env="ANTIPHON_API_KEYS_FILE",
     )
+    access_log: bool = flag(
+        True, "write a line to the log for each request when it has ended, without texts (--no-access-log: none)"
+    )
     request_timeout: float = flag(
         0.0,
         "time limit of a request, seconds; a request may set a shorter limit with 'timeout' (0: no limit)",

@@ -35,7 +35,16 @@ NONE = object()
 """The value of an option that was given as `none`; None means that the option was not given."""
 _SHOWN_CHARS = 200
 """Maximum number of characters of a refused value in its error message."""
-_PLAIN = {"env": "", "choices": (), "rule": None, "alias": (), "more": "", "metavar": "TEXT", "words": False}
+_PLAIN = {
+    "env": "",
+    "choices": (),
+    "rule": None,
+    "alias": (),
+    "hidden": (),
+    "more": "",
+    "metavar": "TEXT",
+    "words": False,
+}
 """What a setting has that `flag` was not told."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
@@ -123,6 +132,7 @@ def flag(
     choices: Sequence[str] = (),
     rule: Rule | None = None,
     alias: Sequence[str] = (),
+    hidden: Sequence[str] = (),
     group: str = "",
     more: str = "",
     metavar: str = "",
@@ -130,13 +140,21 @@ def flag(
 ) -> Any:
     """Returns a dataclass field that is a setting.
 
-    `group` is its heading in `--help`; `rule` is checked when the value is read. `more`: the flag takes several words;
+    `group` is its heading in `--help`; `hidden` are further names that `--help` does not list. `rule` is checked when
+    the value is read. `more`: the flag takes several words;
     the words after the first are stored, joined by commas, in the field with this name. A field of type
     `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values. With `words` each use of
     that flag takes several words.
     """
     of_value = {"help": help, "env": env, "choices": tuple(choices), "rule": rule}
-    of_flag = {"alias": tuple(alias), "group": group, "more": more, "metavar": metavar, "words": words}
+    of_flag = {
+        "alias": tuple(alias),
+        "hidden": tuple(hidden),
+        "group": group,
+        "more": more,
+        "metavar": metavar,
+        "words": words,
+    }
     return dataclasses.field(default=default, metadata=of_value | of_flag)
 
 
@@ -191,10 +209,19 @@ def add_flags(parser: argparse.ArgumentParser, settings: type[Settings], skip: f
         group = parser.add_argument_group(title)
         for item in wanted:
             if item.metadata["group"] == title:
-                group.add_argument(*_option_names(item), **_option_arguments(item))
+                arguments = _option_arguments(item)
+                group.add_argument(*_shown_names(item), **arguments)
+                if item.metadata["hidden"]:
+                    hidden_names(group, item.metadata["hidden"], **arguments)
                 if _kind(item) is bool:
                     no = f"--no-{_option_names(item)[0].removeprefix('--')}"
                     group.add_argument(no, dest=item.name, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
+def hidden_names(parser: "argparse.ArgumentParser | Any", names: Sequence[str], **arguments: Any) -> None:
+    """Adds further names of an option, which has the same `arguments`. `--help` does not list them."""
+    hidden: dict[str, Any] = {**arguments, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument(*names, **hidden)
 
 
 def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> T:
@@ -277,8 +304,12 @@ def _has(parser: argparse.ArgumentParser, name: str) -> bool:
     return any(action.dest == name for action in parser._actions)  # pyright: ignore[reportPrivateUsage]
 
 
-def _option_names(item: "Field[Any]") -> list[str]:
+def _shown_names(item: "Field[Any]") -> list[str]:
     return [f"--{item.name.replace('_', '-')}", *item.metadata["alias"]]
+
+
+def _option_names(item: "Field[Any]") -> list[str]:
+    return [*_shown_names(item), *item.metadata["hidden"]]
 
 
 def _option_arguments(item: "Field[Any]") -> dict[str, Any]:

@@ -367,12 +367,30 @@ dead at the third heartbeat that is missing, so that two lost or late ones do no
 LEASE_INTERVALS = 2.5
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
+LONE_SILENCE_S = 10.0
+"""Silence after which the only engine or detokenizer of a model counts as lost, if its process is not known to have
+ended. Before that nothing is gained: nobody else could do its work, and a process that only got no processor goes on
+where it was. As long as a hanging engine has before it ends itself (`STALL_EXIT_S`)."""
 STATUS_AGE_MAX_S = 2.0
 """Age of its last heartbeat up to which answers renew the lease of a member. The load and state in an older
 heartbeat say nothing any more, so the member then counts as dead although something of it still answers."""
 RECONNECT_S = 0.6
 """After a process was disconnected from the bus, no lease ends and no member is asked for this time: after a restart of
 the bus, the other processes connect again one after the other."""
+LOG_LINES_MAX = 4096
+"""Lines of a log that wait for a reader that stalls (about 1 MB); further lines are dropped and counted."""
+LOST_MEMBERS_S = 600.0
+"""How long a gateway tells that a member was lost (`GET /admin/topology`), so that an operator who looks sees it."""
+LOST_MEMBERS_MAX = 64
+"""Lost members that a gateway remembers, so that a process that ends again and again does not fill its memory."""
+MEMBER_CHANGES_MAX = 1024
+"""Members that joined, drained or were lost, which a gateway remembers for the charts; about 300 KB."""
+HISTORY_INTERVAL_S = 2.0
+"""Time between two points of a gateway's history. A shorter one would show the noise of single requests."""
+HISTORY_POINTS = 1800
+"""Points of a gateway's history: an hour."""
+HISTORY_ENGINES_MAX = 64
+"""Engines of which a gateway keeps a history; each takes 160 KB."""
 PROBE_INTERVALS = 1.5
 """Heartbeat intervals of silence after which a gateway asks the bus whether the process of an engine or a detokenizer
 still exists. One heartbeat is then missing. A process that has ended is known before its lease expires."""
@@ -651,3 +669,8 @@ ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
 """Size of an engine's cache of embeddings for further requests with the same images."""
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
 """Files of images of all requests of a gateway; further requests with images are refused as overload."""
+
+# --- command line ---
+
+CHAT_HISTORY_LINES_MAX = 1000
+"""Lines that `antiphon chat` remembers for its prompt: some weeks of use, and a file of less than a megabyte."""

@@ -6,12 +6,21 @@ repeating one token, and biases and norms are random too: a bias that a loader f
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.foreign_models import FOREIGN_FAMILIES
 from tests.own_cache_models import OWN_CACHE_FAMILIES
-from tests.plain_decoders import PLAIN_FAMILIES, is_plain, plain_greedy, plain_log_probabilities, write_plain_model
+from tests.plain_decoders import (
+    PLAIN_FAMILIES,
+    is_plain,
+    plain_config,
+    plain_greedy,
+    plain_log_probabilities,
+    write_plain_model,
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -75,6 +84,46 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
+_LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "head_dim": 16,
+    "partial_rotary_factor": 0.5,
+}
+_WINDOWED: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+_MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+_GRANITE = {
+    "logits_scaling": 2.0,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+}
+_GEMMA4: dict[str, Any] = {
+    **_WINDOWED,
+    "global_head_dim": 48,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 20.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -86,6 +135,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 24, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 24, "tie_word_embeddings": True, "query_pre_attn_scalar": 20, "sliding_window": 20},
     "gemma3_text": {"head_dim": 24, "tie_word_embeddings": True, "query_pre_attn_scalar": 20, "sliding_window": 20},
+    "gemma4_text": {
+        **_GEMMA4,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+    },
+    "gemma4_unified_text": _GEMMA4,
     "phi3": {},
     "glm": {"head_dim": 16},
     "gpt_neox": {},
@@ -95,11 +152,101 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5},
     "cohere2": {"logit_scale": 0.5, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "olmo3": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
-    "granite": {
-        "logits_scaling": 2.0,
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.4,
+    "granite": _GRANITE,
+    "granitemoe": {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "granitemoeshared": {
+        **_GRANITE,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+        "shared_intermediate_size": 72,
+    },
+    "granitemoehybrid": {
+        **_GRANITE,
+        **_MAMBA,
+        "layer_types": ["mamba", "attention", "attention", "mamba"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 72,
+        "position_embedding_type": None,
+    },
+    "bamba": {**_MAMBA, "attn_layer_indices": [1, 2]},
+    "falcon_h1": {
+        **_MAMBA,
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 128,
+        "embedding_multiplier": 2.5,
+        "lm_head_multiplier": 0.4,
+        "mlp_multipliers": [0.7, 1.3],
+        "key_multiplier": 0.6,
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 0.8,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.7,
+        "ssm_multipliers": [0.8, 0.5, 0.9, 1.1, 0.6],
+    },
+    "mamba": {"state_size": 8, "tie_word_embeddings": True},
+    "falcon_mamba": {"state_size": 8, "tie_word_embeddings": True},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
+    "jamba": {
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "mlp", "attention", "attention", "mlp", "mamba"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "head_dim": 16,
+        # Transformers keeps dt above it in prompts, but not in later steps.
+        "time_step_min": 1e-6,
+        "n_routed_experts": 6,
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 72,
+        "routed_scaling_factor": 2.5,
+    },
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "full_attention", "conv"]},
+    "lfm3": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+        "head_dim": 16,
+        "sliding_window": 20,
+    },
+    "lfm2_moe": {
+        **_EXPERTS,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    "qwen3_5_text": _LINEAR,
+    "qwen3_5_moe_text": {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 72},
+    "qwen3_next": {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 72},
+    "apertus": {},
+    "arcee": {},
+    "ministral": {
+        "head_dim": 16,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "ministral3": {
+        "head_dim": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
     },
     "exaone4": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt_oss": {
@@ -120,6 +267,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_LATENT, "head_dim": 8, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
+    "kimi_linear": {
+        **{name: value for name, value in _LATENT.items() if name != "q_lora_rank"},
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+    },
     # Transformers zeroes the embedding of Youtu's padding token while it loads a checkpoint.
     "youtu": {**{name: value for name, value in _LATENT.items() if name not in _ROUTED}, "pad_token_id": None},
     "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 1.5},
@@ -143,7 +297,30 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "intermediate_size": 48,
     },
+    "afmoe": {**_WINDOWED, **_EXPERTS, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.5},
+    "hy_v3": {**_EXPERTS, "num_hidden_layers": 3, "head_dim": 24, "num_shared_experts": 2},
+    "laguna": {
+        **_WINDOWED,
+        **_EXPERTS,
+        "num_attention_heads_per_layer": [4, 6, 6, 4],
+        "shared_expert_intermediate_size": 72,
+        "moe_routed_scaling_factor": 1.5,
+    },
+    "llama4_text": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "no_rope_layers": [1, 0, 1, 1],
+        "attention_chunk_size": 20,
+        "intermediate_size": 48,
+        "intermediate_size_mlp": 176,
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 5,
+        "floor_scale": 16,
+        "attn_scale": 0.3,
+    },
+    "mellum": {**_WINDOWED, **_EXPERTS, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]},
     **OWN_CACHE_FAMILIES,
+    **FOREIGN_FAMILIES,
     "seed_oss": {"head_dim": 16},
     "ernie4_5": {"head_dim": 16},
     "smollm3": {"num_hidden_layers": 4},
@@ -152,6 +329,21 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "falcon": {"tie_word_embeddings": True, "ffn_hidden_size": 176},
 }
 FAMILIES = (*_FAMILIES, *PLAIN_FAMILIES)
+
+
+def small_config(family: str, **overrides: Any) -> dict[str, Any]:
+    """The content of config.json of a model that `make_model` would write."""
+    if family in PLAIN_FAMILIES:
+        return plain_config(family, **overrides)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return {**_config(family, overrides).to_diff_dict(), "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]}
+
+
+def _config(family: str, overrides: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(family, **{**_COMMON, **_FAMILIES[family], **overrides})
 
 
 def make_model(
@@ -173,14 +365,29 @@ def make_model(
         write_tokenizer(directory)
         return directory
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family, **{**_COMMON, **_FAMILIES[family], **overrides})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _randomise(model, seed)
+    config = _config(family, overrides)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)  # for what `randomise` leaves as it is
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomise(model, seed)
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
+    if family == "kimi_linear":
+        _name_mlps_as_published(directory)
     write_tokenizer(directory, config.vocab_size, config.max_position_embeddings)
     return directory
+
+
+def _name_mlps_as_published(directory: Path) -> None:
+    """Transformers gives single MLPs the prefix of experts when it writes a checkpoint."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    renamed = {
+        re.sub(r"block_sparse_moe\.((gate|up|down)_proj)", r"mlp.\1", name): each for name, each in tensors.items()
+    }
+    save_file(renamed, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def make_inclined_model(directory: Path, inclinations: Mapping[int, float], **overrides: Any) -> Path:
@@ -224,7 +431,12 @@ def greedy_reference(
         step = model(torch.tensor([ids]), use_cache=True)
         for _ in range(num_tokens):
             ids.append(int(step.logits[0, -1].argmax()))
-            step = model(torch.tensor([ids[-1:]]), past_key_values=step.past_key_values, use_cache=True)
+            # Without its position, Bamba takes the token for the first one.
+            place = {"position_ids": torch.tensor([[len(ids) - 1]])} if model.config.model_type == "bamba" else {}
+            if (cached := getattr(step, "past_key_values", None)) is None:
+                step = model(torch.tensor([ids]))  # Mamba's state has another name
+            else:
+                step = model(torch.tensor([ids[-1:]]), past_key_values=cached, use_cache=True, **place)
     return ids[len(prompt_token_ids) :]
 
 
@@ -312,7 +524,7 @@ def _vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return vocab, merges
 
 
-def _randomise(model: Any, seed: int) -> None:
+def randomise(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -333,3 +545,5 @@ def _randomise(model: Any, seed: int) -> None:
             if name.endswith("e_score_correction_bias"):
                 # As far apart as the scores are, so that both decide which experts are chosen.
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.05)
+            elif name.endswith("layer_scalar"):
+                tensor.copy_(0.8 + 0.4 * torch.rand(tensor.shape, generator=generator))

@@ -68,10 +68,15 @@ _CONFIGS: dict[str, Config] = {
 PLAIN_FAMILIES = tuple(_CONFIGS)
 
 
+def plain_config(family: str, **overrides: Any) -> Config:
+    """config.json of a model of one of these families."""
+    config = {**_COMMON, **_CONFIGS[family], **overrides}
+    return {name: value for name, value in config.items() if value is not None}
+
+
 def write_plain_model(directory: Path, family: str, seed: int, dtype: str, **overrides: Any) -> None:
     """config.json, generation_config.json and model.safetensors."""
-    config = {**_COMMON, **_CONFIGS[family], "torch_dtype": dtype, **overrides}
-    config = {name: value for name, value in config.items() if value is not None}
+    config = plain_config(family, **{"torch_dtype": dtype, **overrides})
     generator = torch.Generator().manual_seed(seed)
     tensors: Weights = {}
     for name, shape in _SHAPES[family](config).items():

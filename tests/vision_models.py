@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.models import VOCAB_SIZE, _randomise, write_tokenizer  # pyright: ignore[reportPrivateUsage]
+from tests.models import VOCAB_SIZE, randomise, write_tokenizer
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = (VOCAB_SIZE - number for number in (4, 3, 2, 1))
 _VISION_TOKENS = {
@@ -34,8 +34,15 @@ FAMILIES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
     "glm4v",
+    "glm46v",
+    "glm4v_moe",
     "gemma3",
+    "gemma4",
+    "gemma4_mutual",
     "idefics3",
     "smolvlm",
     "internvl",
@@ -103,6 +110,29 @@ _VISION: dict[str, dict[str, Any]] = {
         "image_size": 84,
     },
 }
+_VISION |= {
+    "qwen3_vl_moe": _VISION["qwen3_vl"],
+    "qwen3_5": {name: value for name, value in _VISION["qwen3_vl"].items() if name != "deepstack_visual_indexes"},
+    "glm46v": _VISION["glm4v"],
+    "glm4v_moe": _VISION["glm4v"],
+}
+_VISION["qwen3_5_moe"] = _VISION["qwen3_5"]
+_EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 2, 2],
+    },
+}
 _MORE_TEXT: dict[str, dict[str, Any]] = {
     "glm4v": {
         "head_dim": 16,
@@ -116,6 +146,20 @@ _MORE_TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
         "head_dim": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    },
+}
+_MORE_TEXT |= {
+    "qwen3_vl_moe": {**_MORE_TEXT["qwen3_vl"], "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "qwen3_5": _DELTA,
+    "qwen3_5_moe": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 72},
+    "glm46v": _MORE_TEXT["glm4v"],
+    "glm4v_moe": {
+        **_MORE_TEXT["glm4v"],
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
     },
 }
 _PROCESSOR = {
@@ -175,6 +219,32 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "boi_token_index": VISION_START,
         "eoi_token_index": VISION_END,
     },
+    "gemma4": {
+        "text_config": {
+            **_LLAVA_TEXT,
+            "pad_token_id": 0,
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 40,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "num_kv_shared_layers": 2,
+        },
+        "vision_config": {
+            **{name: value for name, value in _TOWER.items() if name != "image_size"},
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "position_embedding_size": 256,
+            "standardize": True,
+        },
+        "boi_token_id": VISION_START,
+        "eoi_token_id": VISION_END,
+        "video_token_id": VIDEO_PAD,
+        "audio_token_id": VIDEO_PAD,
+    },
     "idefics3": _TILES,
     "smolvlm": _TILES,
     "internvl": {
@@ -199,9 +269,23 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "video_token_index": VIDEO_PAD,
     },
 }
+_LLAVA["gemma4_mutual"] = {
+    **_LLAVA["gemma4"],
+    "text_config": {**_LLAVA["gemma4"]["text_config"], "use_bidirectional_attention": "vision"},
+}
+_WITH_ID = ("gemma4", "gemma4_mutual", "internvl", "idefics3", "smolvlm")
+"""Families whose configs call the image token `image_token_id` in place of `image_token_index`."""
 _IN_TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 _OTHER_PROCESSORS: dict[str, dict[str, Any]] = {
     "glm4v": {
+        "image_processor_type": "Glm4vImageProcessor",
+        "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64},
+    },
+    "glm46v": {
+        "image_processor_type": "Glm46VImageProcessor",
+        "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64},
+    },
+    "glm4v_moe": {
         "image_processor_type": "Glm4vImageProcessor",
         "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64},
     },
@@ -224,6 +308,8 @@ _OTHER_PROCESSORS: dict[str, dict[str, Any]] = {
         "image_seq_length": 16,
         "do_pan_and_scan": None,
     },
+    "gemma4": {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 4, "max_soft_tokens": 70},
+    "gemma4_mutual": {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 4, "max_soft_tokens": 70},
     "llava": {
         "image_processor_type": "CLIPImageProcessor",
         "size": {"shortest_edge": _SIDE},
@@ -244,26 +330,39 @@ _OTHER_PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 
+def small_vision_config(family: str) -> dict[str, Any]:
+    """The content of config.json of a model that `make_vision_model` would write."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    config = _config(family)
+    return {**config.to_diff_dict(), "architectures": [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]]}
+
+
+def _config(family: str) -> Any:
+    from transformers import AutoConfig
+
+    if family in _LLAVA:
+        named = "image_token_id" if family in _WITH_ID else "image_token_index"
+        kind = family.removesuffix("_siglip").removesuffix("_mutual")
+        return AutoConfig.for_model(kind, **{named: IMAGE_PAD}, **_LLAVA[family])
+    return AutoConfig.for_model(
+        family,
+        text_config={**_TEXT, **_MORE_TEXT.get(family, {})},
+        vision_config=_VISION[family],
+        image_token_id=IMAGE_PAD,
+        video_token_id=VIDEO_PAD,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+    )
+
+
 def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 0, old_config: bool = False) -> Path:
     """Writes a model with its processor and tokenizer. With `old_config` config.json has the form of 2024."""
     import torch
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText
 
-    if family in _LLAVA:
-        named = "image_token_id" if family in ("internvl", "idefics3", "smolvlm") else "image_token_index"
-        config = AutoConfig.for_model(family.removesuffix("_siglip"), **{named: IMAGE_PAD}, **_LLAVA[family])
-    else:
-        config = AutoConfig.for_model(
-            family,
-            text_config={**_TEXT, **_MORE_TEXT.get(family, {})},
-            vision_config=_VISION[family],
-            image_token_id=IMAGE_PAD,
-            video_token_id=VIDEO_PAD,
-            vision_start_token_id=VISION_START,
-            vision_end_token_id=VISION_END,
-        )
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    _randomise(model, seed)
+    model = AutoModelForImageTextToText.from_config(_config(family), dtype=torch.float32)
+    randomise(model, seed)
     model.save_pretrained(directory)
     write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
     template = VISION_TEMPLATE.replace(*_OTHER_PLACES.get(family, ("", "")))
@@ -391,6 +490,9 @@ def _inputs(directory: Path, prompt: Sequence[int], files: Sequence[bytes]) -> t
     kinds = {"mm_token_type_ids": of_image} if "image_grid_thw" in pixels else {}
     if kind == "gemma3" and images:
         kinds = {"token_type_ids": of_image}
+    if kind == "gemma4":
+        pixels.pop("num_soft_tokens_per_image", None)
+        kinds = {"mm_token_type_ids": of_image}
     return whole, {"input_ids": ids, "attention_mask": torch.ones_like(ids), **kinds, **pixels}
 
 

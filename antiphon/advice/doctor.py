@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from antiphon.advice.device_checks import Check, device_checks
@@ -20,6 +21,8 @@ from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.config import EngineSettings, ModelSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.model_files import model_directory
+from antiphon.terminal.exit_codes import Exit
+from antiphon.terminal.output import StatusLine, show, styled
 
 GIB = 1 << 30
 _PYTHON_MIN = (3, 11)
@@ -31,35 +34,47 @@ _TORCH = (
 )
 
 
-def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False) -> int:
+def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False, as_json: bool = False) -> int:
     """Prints all findings; with `sizing`, only the cards that the model needs.
 
     `model`: settings that name the model and its `--hf-overrides`. Returns 1 if a finding prevents `antiphon serve`
     from working, else 0.
     """
     if sizing:
-        print("\n".join(sizing_lines(model)))
-        return 0
-    checks = [found for check in all_checks(model, port) for found in check()]
-    for check in checks:
-        print(f"{check.state:<5} {check.subject:<12} {check.finding}")
-        if check.advice:
-            print(f"{'':<5} {'':<12} -> {check.advice}")
+        return _sizing(model, as_json=as_json)
+    status = StatusLine()
+    checks: list[Check] = []
+    for check in all_checks(model, port):
+        status.show("checking this machine …")
+        found = check()
+        checks += found
+        status.clear()
+        if not as_json:
+            print("\n".join(line for one in found for line in _lines(one)), flush=True)
     failed = sum(check.state == "fail" for check in checks)
-    print("\nReady for `antiphon serve`." if not failed else f"\n{failed} to mend before `antiphon serve` can work.")
-    return 1 if failed else 0
+    verdict = f"{failed} to mend before `antiphon serve` can work." if failed else "Ready for `antiphon serve`."
+    facts = {"ready": not failed, "checks": [asdict(check) for check in checks]}
+    show(facts, ["", verdict], as_json=as_json)
+    return Exit.FAILED if failed else Exit.OK
 
 
-def sizing_lines(model: EngineSettings) -> list[str]:
-    """Returns the lines of `sizing.source_table` and, if a model is named, that model's memory needs.
+def _lines(check: Check) -> Iterator[str]:
+    style = {"ok": "green", "warn": "yellow", "fail": "red"}[check.state]
+    yield f"{styled(f'{check.state:<5}', style)} {check.subject:<12} {check.finding}"
+    if check.advice:
+        yield f"{'':<5} {'':<12} -> {check.advice}"
 
-    Raises SettingsError.
-    """
+
+def _sizing(model: EngineSettings, *, as_json: bool) -> int:
+    """Prints usual sets of cards and, if a model is named, that model's memory needs. Raises SettingsError."""
     # Imported here because it imports torch, whose import is one of the checks.
     from antiphon.advice import sizing
 
-    lines = sizing.source_table()
-    return [*lines, "", *sizing.plan_lines(model)] if model.model else lines
+    plan = sizing.make_plan(model) if model.model else None
+    sets = [{"size": size, "cards": cards.split(", ")} for size, cards in sizing.SOURCE_TABLE]
+    facts = {"sets": sets, "plan": plan.as_json() if plan else None}
+    show(facts, [*sizing.source_table(), *(["", *plan.lines] if plan else [])], as_json=as_json)
+    return Exit.OK
 
 
 def memory_for_model(model: EngineSettings) -> list[Check]:

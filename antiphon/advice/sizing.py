@@ -1,6 +1,6 @@
 """`antiphon plan` and `antiphon doctor --sizing`: the memory that a model needs, and on which cards it fits.
 
-    the wrapper's table     cards for models of three sizes, from the documentation of the wrapper (`antiphon run`)
+    usual sets of cards     cards that suffice for models of three sizes
     a model's own table     memory for weights, KV cache and a step, estimated as the engine does
                             (`antiphon.services.engine.worker.estimate`), compared with the memory of the cards in
                             `CARDS`, of this machine's cards and of this machine
@@ -51,13 +51,19 @@ class Card:
 
 CARDS = (
     Card("A10", 23_028, 86),
+    Card("L4", 23_034, 89),
+    Card("RTX 3090", 24_576, 86),
+    Card("RTX 4090", 24_564, 89),
     Card("V100 16G", 16_384, 70),
     Card("V100 32G", 32_768, 70),
     Card("A100 40G", 40_960, 80),
     Card("L20", 46_068, 89),
+    Card("L40S", 46_068, 89),
     Card("A100 80G", 81_920, 80),
     Card("H100", 81_559, 90),
     Card("H200", 143_771, 90),
+    Card("B200", 183_359, 100),
+    Card("MI300X", 196_592),
 )
 """Cards that are checked for a model in addition to those of this machine."""
 SOURCE_TABLE = (
@@ -65,7 +71,7 @@ SOURCE_TABLE = (
     ("12-14B", "L20 x1, A10 x2, A100 x1, V100 x2"),
     ("65-72B", "L20 x8, A100 x8"),
 )
-"""Model size and the sets of cards that suffice, from the documentation of the wrapper (`antiphon run`)."""
+"""Size of a model with 16-bit weights, and the sets of cards that suffice with a context of 4,096 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,8 @@ class Fit:
 
 
 def source_table() -> list[str]:
-    """Returns the lines of the wrapper's table."""
-    head = "Cards by size of the model, as the wrapper's documentation says (16-bit weights):"
+    """Returns the lines of the table of usual sets of cards."""
+    head = "Cards that suffice, by the size of the model (16-bit weights; any one of those in a line):"
     return [head, *(f"  {size + ':':<8} {cards}" for size, cards in SOURCE_TABLE)]
 
 
@@ -167,25 +173,100 @@ def chosen_card(name: str, memory_gb: float | None) -> Card | None:
     for card in (*CARDS, *cards_here()):
         if _same(card.name, name):
             return card
+    near = [card.name for card in CARDS if _plain(name) and _plain(name) in _plain(card.name)]
+    if len(near) == 1:
+        return chosen_card(near[0], None)
     known = ", ".join(card.name for card in CARDS)
     raise SettingsError(f"--gpu: {name} is not one of {known}; give its memory with --memory-gb")
 
 
-def plan_lines(settings: EngineSettings, card: Card | None = None) -> list[str]:
-    """Returns what `antiphon plan` prints. Raises SettingsError for an invalid model or setting."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A line of a plan's table: cards of one kind, or this machine's CPU. `reason`: why there is no `fit`."""
+
+    name: str
+    memory_bytes: int
+    fit: "Fit | None"
+    reason: str = ""
+
+    def as_json(self, contexts: Sequence[int]) -> dict[str, Any]:
+        """Returns the row, with the number of sequences at once for each length of context."""
+        fit = self.fit
+        return {
+            "name": self.name,
+            "memory_bytes": self.memory_bytes,
+            "fits": fit is not None and fit.fits,
+            "missing_bytes": max(0, fit.missing_bytes) if fit else None,
+            "sequences": {str(context): fit.sequences(context) for context in contexts} if fit else {},
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The memory of a model with its settings, where it fits, and the recommended command."""
+
+    name: str
+    needs: Needs
+    rows: Sequence[Row]
+    recommended: Sequence[str]
+    lines: Sequence[str]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model fits with these settings on one of the cards, or in this machine's memory."""
+        return any(row.fit is not None and row.fit.fits for row in self.rows)
+
+    @property
+    def contexts(self) -> tuple[int, int]:
+        """The lengths for which sequences are counted: a usual one, and the model's longest."""
+        return min(self.needs.context, USUAL_CONTEXT), self.needs.context
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the plan as an object for JSON."""
+        needs = self.needs
+        return {
+            "model": self.name,
+            "fits": self.fits,
+            "parameters": needs.num_parameters,
+            "dtype": _type(needs),
+            "quantization": needs.form,
+            "context": needs.context,
+            "bytes": {
+                "weights": needs.weights_bytes,
+                "kv_cache_token": needs.token_bytes,
+                "step": needs.step_bytes,
+                "adapters": needs.adapters_bytes,
+            },
+            "places": [row.as_json(self.contexts) for row in self.rows],
+            "recommendation": " ".join(line.strip() for line in self.recommended),
+        }
+
+
+def make_plan(settings: EngineSettings, card: Card | None = None) -> Plan:
+    """Returns the plan for a card, or for all known cards and this machine.
+
+    Raises SettingsError for an invalid model or setting.
+    """
     directory, here = model_directory(settings, weights=False), cards_here()
     backend = _cpu_backend(settings)
+    others = (each for each in CARDS if not any(_same(one.name, each.name) for one in here))
+    targets = [card] if card else [*here, *others]
     try:
         first = predict(settings, directory, "gpu" if card or here else backend)
-        lines = [*_summary(model_name(settings), settings, first), *_images(settings, directory), ""]
-        targets = (
-            [card] if card else [*here, *(each for each in CARDS if not any(_same(h.name, each.name) for h in here))]
-        )
-        lines += list(_table(settings, directory, targets, backend, with_cpu=card is None))
-        lines += ["", *recommendation(settings, directory, card or (here[0] if here else None))]
+        rows = list(_rows(settings, directory, targets, backend, with_cpu=card is None))
+        recommended = recommendation(settings, directory, card or (here[0] if here else None))
+        name = model_name(settings)
+        head = [*_summary(name, settings, first), *_images(settings, directory)]
     except ServiceError as error:
         raise SettingsError(error.message) from error
-    return lines
+    lines = [*head, "", *_table(rows), "", *recommended]
+    return Plan(name=name, needs=first, rows=rows, recommended=recommended, lines=lines)
+
+
+def plan_lines(settings: EngineSettings, card: Card | None = None) -> Sequence[str]:
+    """Returns the lines of a plan. Raises SettingsError for an invalid model or setting."""
+    return make_plan(settings, card).lines
 
 
 def recommendation(settings: EngineSettings, directory: Path, card: Card | None) -> list[str]:
@@ -277,9 +358,12 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
     each = f", on each of {ranks} devices" if ranks > 1 else ""
     yield f"  weights    {_size(needs.weights_bytes)}{each}"
     yield (
-        f"  KV cache   {_size(needs.token_bytes)} a token{each} ({d.num_layers} layers); "
+        f"  KV cache   {_size(needs.token_bytes)} a token{each} ({len(d.attention_layers)} layers); "
         f"{_size(needs.cache_bytes(needs.context))} for one sequence of {needs.context} tokens"
     )
+    if d.recurrent is not None:
+        num = len(d.recurrent.layers)
+        yield f"  states     {_size(needs.states_bytes)}{each} at most, of the {num} layers that do not attend"
     graphs = ", graphs included" if needs.graphs_bytes else ""
     yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.scheduler.max_num_seqs} sequences{graphs})"
     if needs.adapters_bytes:
@@ -312,27 +396,32 @@ def _adapters(settings: EngineSettings) -> str:
     return "; ".join(kinds)
 
 
-def _table(
+def _rows(
     settings: EngineSettings, directory: Path, cards: Sequence[Card], backend: BackendName, *, with_cpu: bool
-) -> Iterator[str]:
-    fits: list[tuple[str, float, Fit | None, str]] = []
+) -> Iterator[Row]:
     if with_cpu:
-        fits.append(("CPU, here", free_bytes() / GIB, *_fit_or_reason(settings, directory, None, backend)))
+        fit, reason = _fit_or_reason(settings, directory, None, backend)
+        yield Row(name="CPU, here", memory_bytes=free_bytes(), fit=fit, reason=reason)
     for card in cards:
         many = world_size(settings.parallel)
+        fit, reason = _fit_or_reason(settings, directory, card, backend)
         name = card.name if many == 1 else f"{card.name} x{many}"
-        fits.append((name, card.memory_mib / 1024, *_fit_or_reason(settings, directory, card, backend)))
-    context = next((fit.needs.context for *_, fit, _ in fits if fit), USUAL_CONTEXT)
+        yield Row(name=name, memory_bytes=card.memory_bytes, fit=fit, reason=reason)
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    context = next((row.fit.needs.context for row in rows if row.fit), USUAL_CONTEXT)
     usual = min(context, USUAL_CONTEXT)
     yield f"{'':<14} {'memory':>10}   fits   sequences at once of {usual} / {context} tokens"
-    for name, memory, fit, reason in fits:
+    for row in rows:
+        fit, memory = row.fit, f"{row.memory_bytes / GIB:>6.1f} GiB"
         if fit is None:
-            yield f"{name:<14} {memory:>6.1f} GiB   {reason}"
+            yield f"{row.name:<14} {memory}   no     {row.reason}"
         elif fit.fits:
-            yield f"{name:<14} {memory:>6.1f} GiB   yes    {fit.sequences(usual)} / {fit.sequences(context)}"
+            yield f"{row.name:<14} {memory}   yes    {fit.sequences(usual)} / {fit.sequences(context)}"
         else:
             shorter = f", {fit.sequences(usual)} of {usual} tokens fit" if fit.sequences(usual) else ""
-            yield f"{name:<14} {memory:>6.1f} GiB   no     {_size(fit.missing_bytes)} missing{shorter}"
+            yield f"{row.name:<14} {memory}   no     {_size(fit.missing_bytes)} missing{shorter}"
 
 
 def _fit_or_reason(
@@ -341,7 +430,7 @@ def _fit_or_reason(
     try:
         return (on_card(settings, directory, card) if card else on_cpu(settings, directory, backend)), ""
     except (ServiceError, SettingsError) as error:
-        return None, f"no     {_text(error)}"
+        return None, _text(error)
 
 
 def _cpu_backend(settings: EngineSettings) -> BackendName:
@@ -371,6 +460,9 @@ def _tenths(capability: str) -> int:
 
 def _same(name: str, asked: str) -> bool:
     """Whether two names mean the same card: `A100 80G`, `a100-80g`, `NVIDIA L20`."""
-    plain = [word.lower().replace("nvidia", "").replace("gb", "g") for word in (name, asked)]
-    one, other = ("".join(char for char in word if char.isalnum()) for word in plain)
-    return one == other
+    return _plain(name) == _plain(asked)
+
+
+def _plain(name: str) -> str:
+    word = name.lower().replace("nvidia", "").replace("geforce", "").replace("gb", "g")
+    return "".join(char for char in word if char.isalnum())

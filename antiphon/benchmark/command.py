@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
-from antiphon.benchmark.figures import Figures, show
+from antiphon.benchmark.figures import Figures, table, write
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import SettingsError, add_flags, flags_of, given_of, parse
 from antiphon.shared.settings.bus import BusSettings
+from antiphon.terminal.address import address_of, server_flags
+from antiphon.terminal.output import show
 
 Add = Callable[[str, str], argparse.ArgumentParser]
 NOT_OFFLINE = frozenset(item.name for item in flags_of(BusSettings))
@@ -26,16 +28,16 @@ def add_kinds(add: Add) -> None:
     _lengths(throughput, 256, 64)
     throughput.add_argument("--num-prompts", type=int, default=100, help="prompts (default: %(default)s)")
     add_flags(throughput, EngineSettings, skip=NOT_OFFLINE)
-    serve = add("serve", "times and tokens of requests to a server that runs")
+    serve = add("serve", "times and tokens of requests to a server; ttft is counted from the moment a request is sent")
     _lengths(serve, 256, 64)
-    serve.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    server_flags(serve)
     serve.add_argument("--model", default="", help="model to ask (default: the server's first)")
-    serve.add_argument("--token", default=None, help="API key (default: none is sent)")
     serve.add_argument("--num-prompts", type=int, default=100, help="requests (default: %(default)s)")
     serve.add_argument(
         "--request-rate", type=float, default=float("inf"), help="arrivals a second, at random (default: all at once)"
     )
-    serve.add_argument("--max-concurrency", type=int, default=None, help="most requests at once (default: no limit)")
+    about = "most requests at once (default: no limit). The wait for a place is reported as wait; ttft does not have it"
+    serve.add_argument("--max-concurrency", type=int, default=None, help=about)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,17 +50,22 @@ def run(options: argparse.Namespace) -> int:
         raise SettingsError(f"--request-rate: {options.request_rate} is not above 0")
     try:
         figures = _serve(options) if options.kind == "serve" else _offline(options)
+    except SettingsError:
+        raise
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    show(f"antiphon bench {options.kind}", figures, options.output_json)
+    show(figures, table(f"antiphon bench {options.kind}", figures), as_json=options.json)
+    if options.output_json is not None:
+        write(figures, options.output_json)
     return 0
 
 
 def _serve(options: argparse.Namespace) -> Figures:
     from antiphon.benchmark import serving
 
-    names = [item.name for item in fields(serving.ServingLoad)]
-    return serving.measure(serving.ServingLoad(**{name: getattr(options, name) for name in names}))
+    names = [item.name for item in fields(serving.ServingLoad) if item.name != "address"]
+    given = {name: getattr(options, name) for name in names}
+    return serving.measure(serving.ServingLoad(address=address_of(options), **given))
 
 
 def _offline(options: argparse.Namespace) -> Figures:

@@ -1,8 +1,8 @@
-"""Percentiles, and the output of results as a table and as JSON. Pure except for the output."""
+"""Percentiles, and results as a table and as JSON. Pure except for `write`."""
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 Figures = Mapping[str, float | int | str]
@@ -31,11 +31,14 @@ def spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
     return figures | {f"p{percent}_{name}_ms": 1e3 * percentile(seconds, percent) for percent in PERCENTILES}
 
 
-def show(title: str, figures: Figures, output_json: Path | None) -> None:
-    """Prints a table, and writes the figures to a file if one is named."""
+def table(title: str, figures: Figures) -> Iterator[str]:
+    """Yields the lines of a table."""
     width = max(map(len, figures))
-    print(f"\n{title}")
+    yield f"\n{title}"
     for name, value in figures.items():
-        print(f"  {name:<{width}}  {value:>12.3f}" if isinstance(value, float) else f"  {name:<{width}}  {value:>12}")
-    if output_json is not None:
-        output_json.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")
+        yield f"  {name:<{width}}  {value:>12.3f}" if isinstance(value, float) else f"  {name:<{width}}  {value:>12}"
+
+
+def write(figures: Figures, path: Path) -> None:
+    """Writes the figures to a file, as JSON."""
+    path.write_text(json.dumps(dict(figures), indent=1) + "\n", encoding="utf-8")

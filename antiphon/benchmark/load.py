@@ -66,6 +66,8 @@ class Result:
     output_tokens: int = 0
     first_token_s: list[float] = field(default_factory=list)
     """For each request: time from sending to the first text."""
+    wait_s: list[float] = field(default_factory=list)
+    """For each request of an open loop: time from its arrival until it could be sent."""
     chunk_gaps_s: list[float] = field(default_factory=list)
     """Times between two consecutive pieces of text of a request."""
     token_s: list[float] = field(default_factory=list)
@@ -123,8 +125,8 @@ async def run_open(
 ) -> Result:
     """Sends body i at second `starts_s[i]`.
 
-    `concurrency`: largest number of requests at once; further ones wait, and their times include the wait. Returns when
-    all requests have ended. A connection that fails is an error of its request.
+    `concurrency`: largest number of requests at once; further ones wait, which `wait_s` counts and their other times do
+    not. Returns when all requests have ended. A connection that fails is an error of its request.
     """
     result = Result()
     room = asyncio.Semaphore(concurrency or len(bodies) or 1)
@@ -134,8 +136,9 @@ async def run_open(
         await asyncio.sleep(max(0.0, started + start_s - result.clock()))
         due = result.clock()
         async with room:
+            result.wait_s.append(result.clock() - due)
             try:
-                await stream(host, port, "/v1/completions", body, result, token=token, sent=due)
+                await stream(host, port, "/v1/completions", body, result, token=token)
             except OSError as error:
                 result.errors.append(f"{type(error).__name__}: {error}")
 
@@ -146,12 +149,12 @@ async def run_open(
 
 async def stream(
     host: str, port: int, path: str, body: dict[str, Any], result: Result, *, token: str | None = None,
-    sent: float | None = None, headers: Mapping[str, str] = NO_HEADERS,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> None:  # fmt: skip
-    """Sends one streamed request on its own connection. `sent`: time from which its durations count (default: now)."""
+    """Sends one streamed request on its own connection. Its durations count from the moment when it is sent."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     async with connected(host, port) as connection:
-        sent = result.clock() if sent is None else sent
+        sent = result.clock()
         response = await connection.ask("POST", path, data, {**authorization(token), **headers})
         if response.status != 200:
             text = (await response.read(ERROR_CHARS)).decode(errors="replace")

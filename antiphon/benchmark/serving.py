@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from antiphon.benchmark.figures import Figures, spread
 from antiphon.benchmark.load import arrivals, prompts, run_open
 from antiphon.client import Client, server_url
+from antiphon.terminal.address import Address
+from antiphon.terminal.exit_codes import CommandError
 
 VOCAB_SIZE = 1000
 """Prompts consist of token ids below this number, which every model has."""
@@ -15,9 +17,8 @@ VOCAB_SIZE = 1000
 class ServingLoad:
     """The load. Lengths in tokens; `request_rate`: requests per second, infinite: all at once."""
 
-    base_url: str
+    address: Address
     model: str = ""
-    token: str | None = None
     num_prompts: int = 100
     input_len: int = 256
     output_len: int = 64
@@ -27,16 +28,20 @@ class ServingLoad:
 
 
 def measure(load: ServingLoad) -> Figures:
-    """Sends the load. Raises SettingsError if the server cannot be reached, ValueError if requests failed."""
-    url = server_url(load.base_url, "--base-url", ["http"])
-    host, port = url.hostname or "", url.port or 80
-    model = load.model or Client(load.base_url, load.token, flag="--base-url").first_model()
+    """Sends the load. Raises SettingsError if the server cannot be reached, CommandError if requests failed.
+
+    `ttft`: from the moment when a request is sent; `wait`: before it, from its arrival until there is a place for it
+    among `max_concurrency` requests.
+    """
+    url = server_url(load.address.server, load.address.source, ["http"])
+    host, port, key = url.hostname or "", url.port or 80, load.address.api_key
+    model = load.model or Client(load.address.server, key, flag=load.address.source).first_model()
     fields = {"model": model, "max_tokens": load.output_len, "temperature": 0, "ignore_eos": True}
     bodies = [{**fields, "prompt": ids} for ids in prompts(load.num_prompts, load.input_len, VOCAB_SIZE, load.seed)]
     timestamps = arrivals(load.num_prompts, load.request_rate, load.seed)
-    result = asyncio.run(run_open(host, port, bodies, timestamps, concurrency=load.max_concurrency, token=load.token))
+    result = asyncio.run(run_open(host, port, bodies, timestamps, concurrency=load.max_concurrency, token=key))
     if result.errors:
-        raise ValueError(f"{len(result.errors)} of {load.num_prompts} requests failed. The first: {result.errors[0]}")
+        raise CommandError(f"{len(result.errors)} of {load.num_prompts} requests failed. The first: {result.errors[0]}")
     return {
         "model": model,
         "requests": load.num_prompts,
@@ -45,6 +50,7 @@ def measure(load: ServingLoad) -> Figures:
         "output_tokens_per_s": result.tokens_per_s,
         "total_tokens_per_s": (result.prompt_tokens + result.output_tokens) / result.wall_s,
         **spread("ttft", result.first_token_s),
+        **(spread("wait", result.wait_s) if load.max_concurrency else {}),
         **spread("tpot", result.token_s),
         **spread("itl", result.chunk_gaps_s),
     }

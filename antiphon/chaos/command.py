@@ -1,6 +1,6 @@
 """`antiphon chaos`: runs streams on a server while its processes are killed and frozen, and reports what clients saw.
 
-The server is started for the run, or already running (`--url` with `--run-directory`). The order is: (1) the answers
+The server is started for the run, or already running (`--server` with `--run-directory`). The order is: (1) the answers
 without faults, which are compared with later; (2) streams with faults; (3) no more faults, until the streams that run
 have ended; (4) checks on the idle system: that nothing is left of the streams (`antiphon watch`).
 """
@@ -203,8 +203,8 @@ def _tell(began: float, injection: Injection) -> None:
 
 @asynccontextmanager
 async def _server(options: ChaosOptions) -> AsyncIterator[tuple[ServerAddress, int]]:
-    if options.url:
-        yield given(options.url, options.run_directory, options.token)
+    if options.server:
+        yield given(options.server, options.run_directory, options.api_key)
         return
     async with own_server(options.model) as started:
         yield started

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from antiphon.chaos.schedule import ALL_GATEWAYS, EVERY_S
 from antiphon.shared.flags import SettingsError
+from antiphon.terminal.address import given_key, server_flags
 
 MAX_TOKENS = 400
 CALM_S = 8.0
@@ -23,9 +24,9 @@ class ChaosOptions:
     every_s: float
     streams: int
     seed: int
-    url: str
+    server: str
     run_directory: str
-    token: str
+    api_key: str
     model: str
     hang_s: float
     max_tokens: int
@@ -49,9 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=16, help="streams at all times (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="repeats the schedule of another run (default: chance)")
     parser.add_argument("--model", default="", help="model of the server that is started (default: the demo model)")
-    parser.add_argument("--url", default="", help="a server that runs already (default: one is started)")
+    # Faults must not reach a server because of a variable.
+    server_flags(parser, server="a server that runs already (default: one is started)", variables=False)
     parser.add_argument("--run-directory", default="", help="of that server: its directory antiphon-PID-… in /tmp")
-    parser.add_argument("--token", default="", help="API key for that server (default: none is sent)")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="longest answer (default: %(default)s)")
     parser.add_argument("--hang", type=float, default=60.0, help="seconds of silence that count as hung (default: 60)")
     parser.add_argument(
@@ -60,7 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KIND:GROUP,…",
         help="only these faults, as kill:gateway,freeze:nats (default: all kinds on all services)",
     )
-    parser.add_argument("--json", default="", metavar="FILE", help="write the report as JSON, '-': to standard output")
+    about = "write the report as JSON, to standard output or to a file"
+    parser.add_argument("--json", nargs="?", const="-", default="", metavar="FILE", help=about)
 
 
 def read_options(options: argparse.Namespace) -> ChaosOptions:
@@ -70,9 +72,9 @@ def read_options(options: argparse.Namespace) -> ChaosOptions:
         every_s=options.every,
         streams=options.streams,
         seed=int.from_bytes(os.urandom(4)) if options.seed is None else options.seed,
-        url=options.url,
+        server=options.server or "",
         run_directory=options.run_directory,
-        token=options.token,
+        api_key=given_key(options),
         model=options.model,
         hang_s=options.hang,
         max_tokens=options.max_tokens,
@@ -107,9 +109,9 @@ def _check(options: ChaosOptions) -> None:
             )
     if options.calm_s < 0:
         raise SettingsError(f"--calm: {options.calm_s} is below 0")
-    if bool(options.url) != bool(options.run_directory):
-        raise SettingsError("--url and --run-directory belong together: the address of a server, and its processes")
-    if options.token and not options.url:
-        raise SettingsError("--token is for the server at --url: leave it out for one that is started here")
-    if options.url and options.model:
-        raise SettingsError("--model is for a server that is started; the one at --url has its model")
+    if bool(options.server) != bool(options.run_directory):
+        raise SettingsError("--server and --run-directory belong together: the address of a server, and its processes")
+    if options.api_key and not options.server:
+        raise SettingsError("--api-key is for the server at --server: leave it out for one that is started here")
+    if options.server and options.model:
+        raise SettingsError("--model is for a server that is started; the one at --server has its model")

@@ -35,7 +35,7 @@ def given(url: str, run_directory: str, token: str) -> tuple[ServerAddress, int]
 
     Raises SettingsError if either cannot be used.
     """
-    parts = server_url(url, "--url", ["http"])
+    parts = server_url(url, "--server", ["http"])
     path = Path(run_directory)
     match = _RUN_DIRECTORY.fullmatch(path.resolve().name)
     if match is None or not path.is_dir():

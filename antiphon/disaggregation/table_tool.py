@@ -7,7 +7,6 @@ merge` on one, and start every instance with the merged table and its own local 
 import argparse
 import os
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from antiphon.disaggregation.rank_table import (
     read_global,
 )
 from antiphon.shared.flags import SettingsError
+from antiphon.terminal.output import show, tell
 
 MERGED = "global_ranktable_merge.json"
 _PROBE = ("192.0.2.1", 9)
@@ -42,16 +42,17 @@ _NOTE = (
 def run(options: argparse.Namespace) -> int:
     """Writes the tables and prints their names. Returns 0. Raises SettingsError for invalid tables.
 
-    `options` has `mode` and the flags of `antiphon ranktable`, which the command line has checked to fit the mode.
+    `options` has `mode` and the flags of `antiphon ranktable`.
     """
+    if problem := misplaced(options):
+        raise SettingsError(problem)
     if options.mode == "merge":
         written = merge(options.global_ranktable_list, options.save_dir)
     else:
         lists = (options.prefill_server_list or (), options.decode_server_list or ())
         written = generate(*lists, options.save_dir, ip=options.ip or own_address(), api_server=options.api_server)
-        print(f"antiphon: {_NOTE}", file=sys.stderr)
-    for path in written:
-        print(path)
+        tell(_NOTE)
+    show({"files": list(map(str, written))}, map(str, written), as_json=options.json)
     return 0
 
 

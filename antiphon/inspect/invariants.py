@@ -5,10 +5,12 @@ Each breach is reported as one line. The checks are pure, and are also made at t
 
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 from antiphon.client import Client, ServerError
 from antiphon.shared import limits
+from antiphon.terminal.output import StatusLine, in_json_line, styled, tell
 
 OWNERLESS_S = limits.ORPHAN_S + 1.0
 """Time in seconds without any request after which remaining work counts as work without an owner."""
@@ -41,6 +43,11 @@ class Invariants:
     def __init__(self) -> None:
         self._before: Topology | None = None
         self._no_requests_since_s: float | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was checked yet."""
+        return self._before is None
 
     def check(self, now: Topology) -> list[str]:
         """Returns every breach in this answer, compared with the previous one."""
@@ -137,23 +144,45 @@ def _counters(old: Member, one: Member) -> Iterator[str]:
             yield f"{one['id']}: the counter {name} fell from {before} to {now}"
 
 
-def watch(client: Client, *, interval_s: float, once: bool) -> int:
-    """Polls every `interval_s` until Ctrl-C, or for `ONCE_S`. Returns 1 if `once` and there was a breach, else 0."""
-    invariants, began, found, looks = Invariants(), time.monotonic(), 0, 0
+def watch(client: Client, *, interval_s: float, once: bool, as_json: bool = False) -> int:
+    """Polls every `interval_s` until Ctrl-C, or for `ONCE_S`. Returns 1 if `once` and there was a breach, else 0.
+
+    Prints each breach. While all is well, a terminal shows a status line. `as_json`: each look is a line with a JSON
+    object.
+    """
+    invariants, status = Invariants(), StatusLine()
+    if not once and not as_json:
+        tell(f"looks every {interval_s:g} s, and prints a line for each breach")
+    began, found, looks = time.monotonic(), 0, 0
     while True:
-        breaches = _look(client, invariants)
+        breaches, num_processes = _look(client, invariants)
         looks += 1
         found += len(breaches)
-        for breach in breaches:
-            print(f"{time.strftime('%H:%M:%S')}  {breach}", flush=True)
+        clock = time.strftime("%H:%M:%S")
+        status.clear()
+        if as_json:
+            print(in_json_line({"time": clock, "processes": num_processes, "breaches": breaches}), flush=True)
+        else:
+            for breach in breaches:
+                print(f"{clock}  {styled(breach, 'red')}", flush=True)
+        status.show(f"{clock}  look {looks}: {num_processes} processes, {found} breaches so far; Ctrl-C ends")
         if once and time.monotonic() - began >= ONCE_S:
-            print(f"{found} breaches in {looks} looks" if found else f"nothing is wrong ({looks} looks)", flush=True)
+            status.clear()
+            if not as_json:
+                print(
+                    f"{found} breaches in {looks} looks" if found else f"nothing is wrong ({looks} looks)", flush=True
+                )
             return 1 if found else 0
         time.sleep(interval_s)
 
 
-def _look(client: Client, invariants: Invariants) -> list[str]:
+def _look(client: Client, invariants: Invariants) -> tuple[list[str], int]:
+    """Returns the breaches and the number of processes."""
     try:
-        return invariants.check(client.get("/admin/topology"))
+        topology = client.get("/admin/topology")
     except ServerError as error:
-        return [f"the server does not answer: {error}"]
+        # A refusal, such as of the API key, will not change; and a first look must find a server.
+        if 0 < error.status < HTTPStatus.INTERNAL_SERVER_ERROR or invariants.is_new:
+            raise
+        return [f"the server does not answer: {error}"], 0
+    return invariants.check(topology), len(topology["members"])

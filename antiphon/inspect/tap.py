@@ -7,16 +7,14 @@ the services; the number of lost messages is printed at the end.
 import asyncio
 import json
 import ssl
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from antiphon.inspect.local_servers import LocalServer, local_servers
 from antiphon.inspect.rendering import concerns, rendered
-from antiphon.launch.nats_server import ADDRESS_FILE, OBSERVER
-from antiphon.launch.run_directory import is_own_directory
+from antiphon.launch.nats_server import OBSERVER
 from antiphon.shared import messages
 from antiphon.shared.bus.credentials import server_urls
 from antiphon.shared.bus.nats import NatsTransport
@@ -28,6 +26,8 @@ from antiphon.shared.messages import Message
 from antiphon.shared.security import tls
 from antiphon.shared.settings.bus import BusSettings
 from antiphon.shared.subjects import Subjects, new_instance_id
+from antiphon.terminal.exit_codes import NotFoundError, UnreachableError
+from antiphon.terminal.output import tell
 
 CONNECT_S = 5.0
 QUEUE_MAX = 10_000
@@ -53,27 +53,35 @@ class TapOptions:
     namespace: str = "antiphon"
 
 
-def find_bus(url: str, credentials: str, environ: Mapping[str, str], parent: Path | None = None) -> Place:
+def find_bus(
+    url: str, credentials: str, environ: Mapping[str, str], parent: Path | None = None, *, server: str = ""
+) -> Place:
     """Returns the bus that is named, or else the bus of this user's `antiphon serve` on this machine.
 
-    Raises SettingsError if there is none, or more than one.
+    `server`: the address of that server, if several run. Raises SettingsError if there is none, or more than one.
     """
     url = url or environ.get("ANTIPHON_NATS", "")
     if url:
         return Place(url, credentials or environ.get("ANTIPHON_NATS_CREDENTIALS", ""))
-    found = [
-        Place(path.as_uri(), str(path.with_name(f"{OBSERVER}.credentials")))
-        for path in sorted((parent or Path(tempfile.gettempdir())).glob(f"antiphon-*/{ADDRESS_FILE}"))
-        if is_own_directory(path.parent)
-    ]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise SettingsError(
+    servers = [one for one in local_servers(parent) if one.bus is not None]
+    named = [one for one in servers if not server or one.listens_at(server)]
+    if len(named) == 1:
+        return _place(named[0])
+    listed = "".join(
+        f"\n  --server {', '.join(one.urls) or '(not known yet)'}  bus {_place(one).url}" for one in servers
+    )
+    if not servers:
+        raise NotFoundError(
             "no `antiphon serve` of this user runs here: name the bus with --nats and --nats-credentials"
         )
-    several = ", ".join(place.url for place in found)
-    raise SettingsError(f"several servers run here: name one of {several} with --nats and --nats-credentials")
+    if not named:
+        raise NotFoundError(f"no server of this user listens at {server}; these run here:{listed}")
+    raise SettingsError(f"several servers run here, choose one of them:{listed}")
+
+
+def _place(server: LocalServer) -> Place:
+    assert server.bus is not None
+    return Place(server.bus.as_uri(), str(server.directory / f"{OBSERVER}.credentials"))
 
 
 def run(place: Place, options: TapOptions, settings: BusSettings) -> int:
@@ -98,7 +106,7 @@ async def _tap(place: Place, options: TapOptions, context: ssl.SSLContext | None
             wait_s=CONNECT_S,
         )
     except ServiceError as error:
-        raise SettingsError(error.message) from error
+        raise UnreachableError(error.message) from error
     waiting: asyncio.Queue[Delivery] = asyncio.Queue(QUEUE_MAX)
     dropped = 0
 
@@ -115,7 +123,7 @@ async def _tap(place: Place, options: TapOptions, context: ssl.SSLContext | None
     finally:
         await transport.close()
         if dropped:
-            print(f"antiphon: {dropped} messages came faster than they could be printed", file=sys.stderr)
+            tell(f"{dropped} messages came faster than they could be printed")
     return 0
 
 

@@ -6,23 +6,47 @@ from collections.abc import Iterator
 from typing import Any
 
 from antiphon.client import Client
+from antiphon.terminal.output import in_json_line, styled
+from antiphon.terminal.screen import Screen
 
-_CLEAR = "\x1b[H\x1b[2J"
 REQUESTS_SHOWN = 15
 
 
-def run(client: Client, *, interval_s: float, once: bool) -> int:
-    """Prints the services and their load every `interval_s` seconds until Ctrl-C, or a single time."""
+def run(client: Client, *, interval_s: float, once: bool, as_json: bool = False) -> int:
+    """Prints the services and their load every `interval_s` seconds until Ctrl-C, or a single time. Returns 0.
+
+    On a terminal each look replaces the one before, on the terminal's second screen, and the key `q` ends it too.
+    `as_json`: each look is a line with a JSON object.
+    """
+    if once or as_json or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        return _print(client, interval_s, once=once, as_json=as_json)
+    with Screen() as screen:
+        before = client.get("/admin/topology")
+        screen.draw(["Looking …"])
+        while not screen.wait(interval_s):
+            now, running = _look(client)
+            screen.draw([*lines(before, now, running), "", styled("q or Ctrl-C ends", "dim")])
+            before = now
+    return 0
+
+
+def _print(client: Client, interval_s: float, *, once: bool, as_json: bool) -> int:
     before = client.get("/admin/topology")
     while True:
         time.sleep(interval_s)
-        now = client.get("/admin/topology")
-        running = client.get(f"/v1/requests?state=running&all=true&sort=slowest&limit={REQUESTS_SHOWN}")["data"]
-        text = "\n".join(lines(before, now, running))
-        print(text if once or not sys.stdout.isatty() else _CLEAR + text, flush=True)
+        now, running = _look(client)
+        if as_json:
+            print(in_json_line({**now, "requests": running}), flush=True)
+        else:
+            print("\n".join(lines(before, now, running)), flush=True)
         if once:
             return 0
         before = now
+
+
+def _look(client: Client) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    now = client.get("/admin/topology")
+    return now, client.get(f"/v1/requests?state=running&all=true&sort=slowest&limit={REQUESTS_SHOWN}")["data"]
 
 
 def lines(before: dict[str, Any], now: dict[str, Any], running: list[dict[str, Any]]) -> Iterator[str]:

@@ -7,29 +7,33 @@ from typing import Any
 from urllib.parse import quote
 
 from antiphon.client import Client
-from antiphon.shared.flags import SettingsError
+from antiphon.terminal.exit_codes import CommandError
+from antiphon.terminal.output import show
 
 BAR_CHARS = 40
 MEANWHILE_NAMES = 5
 
 
-def run(client: Client, request: str, *, steps: bool) -> int:
-    """Prints the timeline of a request, with `steps` also every step. Raises SettingsError for an unknown request."""
-    print("\n".join(lines(client.get(_path(request)), steps=steps)))
+def run(client: Client, request: str, *, steps: bool, as_json: bool = False) -> int:
+    """Prints the timeline of a request, with `steps` also every step. Raises ServerError for an unknown request."""
+    found = client.get(_path(request))
+    show(found, lines(found, steps=steps), as_json=as_json)
     return 0
 
 
-def save(client: Client, request: str, file: str) -> int:
+def save(client: Client, request: str, file: str, *, as_json: bool = False) -> int:
     """Writes the timeline in the Trace Event Format.
 
-    Raises SettingsError for an unknown request or an unwritable file.
+    Raises ServerError for an unknown request and CommandError for an unwritable file.
     """
     found = client.get(f"{_path(request)}?format=trace_events")
     try:
         Path(file).write_text(json.dumps(found), encoding="utf-8")
     except OSError as error:
-        raise SettingsError(f"--trace-events: cannot write {file} ({error.strerror})") from error
-    print(f"{file}: {len(found['traceEvents'])} events; open it at ui.perfetto.dev or speedscope.app")
+        raise CommandError(f"--trace-events: cannot write {file} ({error.strerror})") from error
+    count = len(found["traceEvents"])
+    text = f"{file}: {count} events; open it at ui.perfetto.dev or speedscope.app"
+    show({"file": file, "events": count}, [text], as_json=as_json)
     return 0
 
 

@@ -13,13 +13,13 @@ import re
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon.launch import devices, nats_server, other_machine, sockets
 from antiphon.launch.file_checks import check_files
+from antiphon.launch.output import Output, flush, print_line, use_format
 from antiphon.launch.readiness import ServerAddress, announce
 from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
@@ -62,7 +62,6 @@ STARTED_FIRST = ("nats", "engine")
 """Services whose processes are started before the others: the bus, and those that take longest to become ready."""
 BUS_WAIT_S = 10.0
 """Seconds after the start from which versions of models can be changed although the server is not ready yet."""
-_INFO = " INFO "
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -144,6 +143,14 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
 
     Raises SettingsError before any process has started.
     """
+    use_format(settings.log_format)
+    try:
+        return _serve(settings, environ)
+    finally:
+        flush()
+
+
+def _serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     models = models_of(settings)
     visible = devices.visible(environ)
     models = [other_machine.divided(model, visible) for model in models]
@@ -508,21 +515,3 @@ async def signalled(fleet: Fleet) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     await first.wait()
-
-
-class Output:
-    """Prints the lines of the children; while `only_problems` is true, none of the level INFO."""
-
-    only_problems = False
-
-    def print(self, name: str, line: str) -> None:
-        """See `print_line`."""
-        if not (self.only_problems and _INFO in line):
-            print_line(name, line)
-
-
-def print_line(name: str, line: str) -> None:
-    """Prints a line from a child or the launcher itself to standard error."""
-    # The reader of the output may have ended (closed pipe), which must not stop the server.
-    with contextlib.suppress(OSError):
-        print(f"{name:<13} | {line}", file=sys.stderr, flush=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.async_client import Answer, get
+from antiphon.launch import output
+from antiphon.shared.observability.logs import json_line, stamp_of
 from antiphon.supervision.processes import Sink
 
 POLL_S = 0.05
@@ -32,6 +34,11 @@ class ServerAddress:
     def reachable(self) -> "ServerAddress":
         """Returns the same address with the wildcard hosts 0.0.0.0 and :: replaced by the loopback address."""
         return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
+    @property
+    def url(self) -> str:
+        """The address for clients."""
+        return f"http{'s' * self.https}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     async def get(self, path: str) -> Answer:
         """Sends one GET request to `path`; see `antiphon.async_client.get`."""
@@ -64,7 +71,17 @@ async def announce(
             reminders += 1
             sink("antiphon", f"not ready after {waited:.0f} s: {lacking}")
         await asyncio.sleep(POLL_S)
-    print(ready_message(place, models, pids(), time.monotonic() - started), flush=True)
+    show_ready(place, models, pids(), time.monotonic() - started)
+
+
+def show_ready(place: ServerAddress, models: Sequence[str], pids: Mapping[str, int], seconds: float) -> None:
+    """Prints the ready message, see `ready_message`; as one line if lines are JSON objects."""
+    if not output.is_json():
+        print(ready_message(place, models, pids, seconds), flush=True)
+        return
+    fields = {"url": place.url, "models": [*models], "processes": {**pids}, "seconds": round(seconds, 3)}
+    line = json_line(stamp_of(time.time()), "INFO", "antiphon", __name__, "Antiphon is ready", **fields)
+    print(line, flush=True)
 
 
 def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str, int], seconds: float) -> str:
@@ -72,8 +89,7 @@ def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str
 
     `seconds` is the time since the start.
     """
-    host = place.host
-    url = f"http{'s' * place.https}://{f'[{host}]' if ':' in host else host}:{place.port}"
+    url = place.url
     rows = [
         ("URL", f"{url}/v1" if place.openai else f"{url}/generate"),
         ("console", f"{url}/"),
@@ -81,7 +97,7 @@ def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str
         ("try", _example(url, place, models[0])),
     ]
     if place.openai:
-        rows.append(("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if place.token else ''}"))
+        rows.append(("chat", f"antiphon chat --server {url}{' --api-key YOUR-KEY' if place.token else ''}"))
     rows += [("processes", "  ".join(f"{name} {pid}" for name, pid in pids.items())), ("stop", "Ctrl-C")]
     lines = [f"  {name:<10} {text}" for name, text in rows]
     return "\n".join(["", f"Antiphon is ready ({seconds:.1f} s).", "", *lines, ""])

@@ -16,6 +16,7 @@ from antiphon.shared.flags import Settings, converted, flag, flags_of, validated
 from antiphon.shared.models.image_models import image_limit, processor_kwargs
 from antiphon.shared.settings.bus import BusSettings
 from antiphon.shared.settings.other_options import BY_NAME, Other
+from antiphon.shared.settings.speculation import speculation_settings
 
 _FORMER = "max_context_len_to_capture"
 _OBJECTS = ("hf_overrides", "mm_processor_kwargs", "limit_mm_per_prompt")
@@ -93,8 +94,8 @@ def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(values)
     for item in (*flags_of(EngineArgs), *flags_of(ServeSettings)):
-        names = [alias.removeprefix("--").replace("-", "_") for alias in item.metadata["alias"] if alias[:2] == "--"]
-        for name in names:
+        others = (*item.metadata["alias"], *item.metadata["hidden"])
+        for name in (other.removeprefix("--").replace("-", "_") for other in others if other[:2] == "--"):
             value = found.pop(name, None)
             if value is None:
                 continue
@@ -103,6 +104,10 @@ def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
             found[item.name] = value
     if found.pop("worker_use_ray", None):
         found["distributed_executor_backend"] = "ray"
+    speculation = found.get("speculative_config")
+    if read := speculation_settings(json.dumps(speculation)) if isinstance(speculation, Mapping) else {}:
+        del found["speculative_config"]
+        found |= read
     return found
 
 

@@ -1,10 +1,9 @@
 """`antiphon pull`, `list` and `rm`: the models on this disk that can be served by their names.
 
-They need no server. Called by `antiphon.operate.commands`.
+They need no server. Called by `antiphon.commands.on_disk`.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,11 +12,12 @@ from pathlib import Path
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models import hub
 from antiphon.shared.models.cached import CachedModel, cached_models, remove
+from antiphon.shared.models.gguf_model.names import NoSuchFileError
+from antiphon.terminal.exit_codes import CommandError, NotFoundError
+from antiphon.terminal.output import show, tell
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _HEADINGS = ("NAME", "SIZE", "LAST USED", "QUANTIZATION")
-NOT_REMOVED = 1
-"""Exit code of `rm` if the user does not agree."""
 
 
 def pull(options: argparse.Namespace) -> int:
@@ -27,19 +27,29 @@ def pull(options: argparse.Namespace) -> int:
         raise SettingsError(f"NAME: {name} is no name on the hub: give org/repo, or org/repo:Q4_K_M for a GGUF file")
     if Path(name).exists():
         raise SettingsError(f"NAME: {name} is here already: serve it with `antiphon serve {name}`")
-    print(hub.find_snapshot(name, options.revision, "NAME", weights=True, cache=options.download_dir))
+    if sys.stderr.isatty():
+        tell(f"downloading {name}, unless it is here already")
+    path = _snapshot(name, options)
+    show({"name": name, "path": str(path)}, [str(path)], as_json=options.json)
     return 0
 
 
-def show(options: argparse.Namespace) -> int:
+def _snapshot(name: str, options: argparse.Namespace) -> Path:
+    from huggingface_hub import errors
+
+    missing = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, NoSuchFileError)
+    try:
+        return hub.find_snapshot(name, options.revision, "NAME", weights=True, cache=options.download_dir)
+    except SettingsError as error:
+        kind = NotFoundError if isinstance(error.__cause__, missing) else CommandError
+        raise kind(str(error)) from error
+
+
+def show_all(options: argparse.Namespace) -> int:
     """Prints the models, as a table or as JSON."""
     models = cached_models(options.download_dir)
-    if options.json:
-        print(json.dumps([_fields(model) for model in models], indent=2))
-    elif models:
-        print("\n".join(table(models)))
-    else:
-        print("There are no models in the caches. Get one with `antiphon pull org/repo`, or org/repo:Q4_K_M.")
+    none = ["There are no models in the caches. Get one with `antiphon pull org/repo`, or org/repo:Q4_K_M."]
+    show([_fields(model) for model in models], table(models) if models else none, as_json=options.json)
     return 0
 
 
@@ -49,13 +59,12 @@ def delete(options: argparse.Namespace) -> int:
     chosen = _chosen(models, options.name)
     told = ", ".join(f"{model.name} ({in_words(model.size)})" for model in chosen)
     if not options.yes and not _agrees(told):
-        print("Nothing was removed.")
-        return NOT_REMOVED
+        raise CommandError("nothing was removed")
     freed = sum(remove(model, options.download_dir) for model in chosen)
-    print(f"Removed {told}: {in_words(freed)} are free again.")
-    for model in chosen:
-        if model.source == "file":
-            print(f"Only what was made of {model.name} is gone; the file itself stays.")
+    files = (model.name for model in chosen if model.source == "file")
+    kept = (f"Only what was made of {name} is gone; the file itself stays." for name in files)
+    lines = [f"Removed {told}: {in_words(freed)} are free again.", *kept]
+    show({"removed": [_fields(model) for model in chosen], "freed_bytes": freed}, lines, as_json=options.json)
     return 0
 
 
@@ -99,7 +108,7 @@ def _chosen(models: Sequence[CachedModel], name: str) -> list[CachedModel]:
         found = []
     found = found or [model for model in models if model.source == "file" and model.name == str(Path(name).resolve())]
     if not found:
-        raise SettingsError(f"NAME: {name} is not in the caches; `antiphon list` shows what is")
+        raise NotFoundError(f"NAME: {name} is not in the caches; `antiphon list` shows what is")
     return found
 
 
@@ -107,6 +116,7 @@ def _agrees(told: str) -> bool:
     if not sys.stdin.isatty():
         raise SettingsError("rm asks before it removes anything, and this is no terminal: add --yes")
     try:
-        return input(f"Remove {told}? [y/N] ").strip().lower() in ("y", "yes")
+        print(f"Remove {told}? [y/N] ", end="", file=sys.stderr, flush=True)
+        return input().strip().lower() in ("y", "yes")
     except EOFError:
         return False

@@ -1,7 +1,6 @@
 """`antiphon replay`, `fork` and `record save`: repeats recorded requests, on a server or in this process."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,26 @@ from antiphon.client import Client
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.recorded_request import RecordedContent, decode, encode
+from antiphon.terminal.exit_codes import CommandError
+from antiphon.terminal.output import in_json, show
 
 EQUAL, DIFFERENT = 0, 1
 
 
-def save(client: Client, request: str, path: Path) -> int:
-    """Writes a recorded request to a file, with everything needed to repeat it. Raises SettingsError."""
+def save(client: Client, request: str, path: Path, *, as_json: bool = False) -> int:
+    """Writes a recorded request to a file, with everything needed to repeat it. Raises CommandError."""
     content = fetched(client, request)
     try:
         path.write_bytes(encode(content) + b"\n")
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
-    print(f"{content.request_id}: {len(content.prompts)} prompts, {len(content.sequences)} outputs, in {path}")
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+    prompts, outputs = len(content.prompts), len(content.sequences)
+    facts = {"id": content.request_id, "prompts": prompts, "outputs": outputs, "file": str(path)}
+    show(facts, [f"{content.request_id}: {prompts} prompts, {outputs} outputs, in {path}"], as_json=as_json)
     return 0
 
 
-def run(client: Client, request: str, *, engine: str, model: str) -> int:
+def run(client: Client, request: str, *, engine: str, model: str, as_json: bool = False) -> int:
     """Repeats a request, prints the comparison and returns EQUAL or DIFFERENT. Raises SettingsError.
 
     `request`: a file, or the id of a request that the server has recorded. `model`: directory of the model to load in
@@ -44,15 +47,18 @@ def run(client: Client, request: str, *, engine: str, model: str) -> int:
         found = client.post("/v1/replay", {"record": record, "engine": engine or None})
     else:
         found = client.post(f"/v1/requests/{quote(request, safe='')}/replay", {"engine": engine or None})
-    print("\n".join(lines(found)))
+    show(found, lines(found), as_json=as_json)
     return EQUAL if found["equal"] else DIFFERENT
 
 
-def fork(client: Client, request: str, body: dict[str, Any]) -> int:
-    """Continues a recorded output and prints the text as it arrives. Raises SettingsError."""
-    for chunk in client.stream(f"/v1/requests/{quote(request, safe='')}/fork", body):
-        sys.stdout.write("".join(choice["text"] for choice in chunk["choices"]))
-        sys.stdout.flush()
+def fork(client: Client, request: str, body: dict[str, Any], *, as_json: bool = False) -> int:
+    """Continues a recorded output and prints the text as it arrives, or with `as_json` the whole answer at its end."""
+    path = f"/v1/requests/{quote(request, safe='')}/fork"
+    if as_json:
+        print(in_json(client.post(path, body)))
+        return 0
+    for chunk in client.stream(path, body):
+        print("".join(choice["text"] for choice in chunk["choices"]), end="", flush=True)
     print()
     return 0
 

@@ -6,12 +6,13 @@ This module does not restart children: `antiphon.supervision.fleet` decides what
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from antiphon.shared.observability.logs import read_line
 
 LINE_BYTES_MAX = 16 * 1024
 """Longest line of output in bytes. A longer one is forwarded in pieces."""
@@ -44,10 +45,6 @@ class ChildSpec:
     standby_argv: Sequence[str] = ()
     """The command of a process that prepares to become the child and does so when it reads a line from its standard
     input (`antiphon.shared.actors.standby`); empty: there is none."""
-
-
-_ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
-"""Matches error lines in the format of `antiphon.shared.observability.logs`: time, level, service, message."""
 
 
 class Child:
@@ -138,8 +135,9 @@ class Child:
 
     def _show(self, lines: list[str]) -> None:
         for line in lines:
-            if (error := _ERROR.search(line)) is not None:
-                self.last_error = error[1]
+            found = read_line(line)
+            if found is not None and found[0] in ("ERROR", "CRITICAL"):
+                self.last_error = found[1]
             if self.spec.show(line):
                 self._sink(self.spec.name, line)
 

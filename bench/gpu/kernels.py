@@ -33,7 +33,7 @@ from antiphon.services.engine.backends.triton.kernels.experts import mixed_exper
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
-from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
 from antiphon.services.engine.kernels.experts import route
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
@@ -169,6 +169,9 @@ def errors() -> Iterator[tuple[str, float]]:
     wide = draw(65, 2 * 14336)
     yield "silu", error(activated(wide, "silu", gated=True), gated(ACTIVATIONS["silu"], wide.float()))
     yield "gelu", error(activated(wide, "gelu", gated=True), gated(ACTIVATIONS["gelu"], wide.float()))
+    yield "relu2", error(activated(wide, "relu2", gated=False), ACTIVATIONS["relu2"](wide.float()))
+    numbers = xielu_numbers(torch.tensor([0.2, -0.8, 0.5, -1e-6], device=DEVICE))
+    yield "xielu", error(activated(wide, "xielu", gated=False, numbers=numbers), xielu(numbers, wide.float()))
     for rows in (1, 5, 16):
         yield f"few rows, {rows}", _skinny_error(rows)
     for name, quantize in QUANTIZED.items():

@@ -7,7 +7,7 @@ outside the model are ignored. This only makes the floor lower, so that no syste
 
     a step          max(bytes / read bandwidth, operations / GEMM rate)
     bytes           every matrix except the embedding once; keys and values of every attended token, for a shared prefix
-                    only once for all sequences
+                    only once for all sequences; recurrent states
     operations      2 for each weight and token; 4 x query width for each token and each token that it attends to; the
                     output projection only for tokens that are sampled
     a load          waves of `clients` requests: one step for their prompts, then a step for each further token
@@ -60,8 +60,7 @@ def layer_weights(d: DecoderDescription) -> int:
 
     For a mixture of experts, these are the weights of the token's own experts and of the router.
     """
-    attention = d.hidden_size * (2 * d.q_size + 2 * d.kv_size)
-    return sum(attention + _mlp_weights(d, layer) for layer in range(d.num_layers))
+    return sum(_mixer_weights(d, layer) + _mlp_weights(d, layer) for layer in range(d.num_layers))
 
 
 def head_weights(d: DecoderDescription) -> int:
@@ -101,7 +100,8 @@ def decode_step(d: DecoderDescription, sequences: int, context: int, shared: int
     """
     own = kv_bytes(d, context) - kv_bytes(d, shared)
     operations = sequences * (token_operations(d, context) + 2 * head_weights(d))
-    return Work(weight_bytes(d) + kv_bytes(d, shared) + sequences * max(own, 0), operations)
+    each = max(own, 0) + d.state_bytes
+    return Work(weight_bytes(d) + kv_bytes(d, shared) + sequences * each, operations)
 
 
 def floor(d: DecoderDescription, load: Load, limits: Limits) -> Floor:
@@ -128,7 +128,14 @@ def _steps(d: DecoderDescription, load: Load) -> list[Work]:
 
 def _seen(d: DecoderDescription, context: int) -> int:
     """Returns the number of tokens that a token attends to, added up over the layers; a sliding window limits it."""
-    return sum(min(context, window or context) for window in d.sliding_windows)
+    return sum(min(context, d.sliding_windows[layer] or context) for layer in d.attention_layers)
+
+
+def _mixer_weights(d: DecoderDescription, layer: int) -> int:
+    """Returns the number of weights of a layer's attention, or of what it has in its place."""
+    if d.recurrent is not None and d.is_recurrent(layer):
+        return d.hidden_size * (sum(d.recurrent.in_widths) + d.recurrent.num_gates + d.recurrent.width)
+    return d.hidden_size * (2 * d.q_size + 2 * d.kv_size + d.attention_gate * d.gate_size)
 
 
 def _mlp_weights(d: DecoderDescription, layer: int) -> int:

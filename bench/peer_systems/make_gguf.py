@@ -2,8 +2,9 @@
 
     python -m bench.peer_systems.make_gguf MODEL_DIRECTORY [OUT.gguf]
 
-Supports only the two shapes of `make_models.py` (llama, qwen2; bfloat16 in one safetensors file; byte-level BPE); it is
-not a general converter. Format: GGUF version 3, github.com/ggml-org/ggml, docs/gguf.md.
+Supports only the shapes of `make_models.py` (llama, qwen2, lfm2, qwen3_5_text with as many key heads as value heads;
+bfloat16 in one safetensors file; byte-level BPE); it is not a general converter. Format: GGUF version 3,
+github.com/ggml-org/ggml, docs/gguf.md.
 
     file      "GGUF", version, counts, metadata, one line for each tensor, padding, the tensors' data
     string    u64 length, bytes                   array     u32 type of an element, u64 length, elements
@@ -39,7 +40,43 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
 }
+LFM2, QWEN3_5 = "lfm2", "qwen3_5_text"
+FAMILY_NAMES = {
+    LFM2: {
+        "model.embedding_norm": "token_embd_norm",
+        "operator_norm": "attn_norm",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+        "self_attn.out_proj": "attn_output",
+        "conv.conv": "shortconv.conv",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+        "ffn_norm": "ffn_norm",
+        "feed_forward.w1": "ffn_gate",
+        "feed_forward.w3": "ffn_up",
+        "feed_forward.w2": "ffn_down",
+    },
+    QWEN3_5: {
+        "post_attention_layernorm": "post_attention_norm",
+        "linear_attn.in_proj_qkv": "attn_qkv",
+        "linear_attn.in_proj_z": "attn_gate",
+        "linear_attn.in_proj_b": "ssm_beta",
+        "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.conv1d": "ssm_conv1d",
+        "linear_attn.norm": "ssm_norm",
+        "linear_attn.out_proj": "ssm_out",
+        "linear_attn.A_log": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt.bias",
+    },
+}
+"""What a family names otherwise than in `NAMES`, or has besides."""
+ARCHITECTURES = {QWEN3_5: "qwen35"}
+"""The names of architectures that are not their `model_type`."""
+MROPE_SECTIONS = [11, 11, 10, 0]
+"""How llama.cpp divides rotated dimensions among time, height and width; for text all three positions are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +124,10 @@ def write(model: Path, out: Path) -> None:
 
 def model_fields(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """Returns the metadata fields of a model's shape."""
-    arch = config["model_type"]
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    return {
+    arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotated = int(head_dim * config.get("partial_rotary_factor", 1))
+    common = {
         "general.architecture": arch,
         "general.name": name,
         "general.file_type": FILE_TYPE_BF16,
@@ -99,11 +137,33 @@ def model_fields(name: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{arch}.feed_forward_length": config["intermediate_size"],
         f"{arch}.attention.head_count": config["num_attention_heads"],
         f"{arch}.attention.head_count_kv": config["num_key_value_heads"],
-        f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{arch}.rope.dimension_count": head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config.get("norm_eps", config["rms_norm_eps"])),
+        f"{arch}.rope.dimension_count": rotated,
         f"{arch}.rope.freq_base": float(config["rope_theta"]),
         f"{arch}.vocab_size": config["vocab_size"],
     }
+    return common | {f"{arch}.{key}": value for key, value in recurrent_fields(config).items()}
+
+
+def recurrent_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields, without the architecture's name, of models whose layers do not all have attention."""
+    if config["model_type"] == LFM2:
+        kv_heads = config["num_key_value_heads"]
+        heads = [kv_heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+        return {"attention.head_count_kv": heads, "shortconv.l_cache": config["conv_L_cache"]}
+    if config["model_type"] == QWEN3_5:
+        return {
+            "attention.key_length": config["head_dim"],
+            "attention.value_length": config["head_dim"],
+            "rope.dimension_sections": MROPE_SECTIONS,
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": config["linear_num_value_heads"],
+            "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+            "full_attention_interval": config["layer_types"].index("full_attention") + 1,
+        }
+    return {}
 
 
 def tokenizer_fields(model: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -140,26 +200,31 @@ def read_tensors(path: Path, config: dict[str, Any]) -> list[Tensor]:
             raise SystemExit(f"{path}: {name} is {entry['dtype']}; only bfloat16 is known here")
         first, last = (start + offset for offset in entry["data_offsets"])
         values = data[first:last].view(np.uint16).reshape(entry["shape"])
-        tensors.append(Tensor(renamed(name), arranged(name, values, config)))
+        tensors.append(Tensor(renamed(name, config["model_type"]), arranged(name, values, config)))
     return tensors
 
 
-def renamed(name: str) -> str:
+def renamed(name: str, family: str) -> str:
     """Returns the GGUF name of a tensor: model.layers.3.mlp.up_proj.weight becomes blk.3.ffn_up.weight."""
-    stem, _, kind = name.rpartition(".")
-    if stem.startswith("model.layers."):
-        _, _, layer, part = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[part]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
+    names = NAMES | FAMILY_NAMES.get(family, {})
+    block, stem = "", name
+    if name.startswith("model.layers."):
+        _, _, layer, stem = name.split(".", 3)
+        block = f"blk.{layer}."
+    if stem in names:
+        return block + names[stem]
+    stem, _, kind = stem.rpartition(".")
+    return f"{block}{names[stem]}.{kind}"
 
 
 def arranged(name: str, values: NDArray[np.uint16], config: dict[str, Any]) -> NDArray[np.uint16] | NDArray[np.float32]:
     """Returns a tensor's values in GGUF's type and order.
 
-    Vectors become float32. For llama, the rows of the query and key projections are reordered for interleaved rotation.
+    What is not a matrix becomes float32. For llama, the rows of the query and key projections are reordered for
+    interleaved rotation.
     """
-    if values.ndim == 1:
-        return (values.astype(np.uint32) << 16).view(np.float32)
+    if values.ndim != 2:
+        return exact(name, values, config["model_type"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     projection = name.split(".")[-2]
     if config["model_type"] != "llama" or projection not in heads:
@@ -167,6 +232,18 @@ def arranged(name: str, values: NDArray[np.uint16], config: dict[str, Any]) -> N
     rows, columns = values.shape
     halves = values.reshape(heads[projection], 2, rows // heads[projection] // 2, columns)
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, columns)
+
+
+def exact(name: str, values: NDArray[np.uint16], family: str) -> NDArray[np.float32]:
+    """Returns a vector or a convolution, [channels, kernel size], as llama.cpp computes with it."""
+    floats = (values.astype(np.uint32) << 16).view(np.float32)
+    if floats.ndim == 3:
+        return floats[:, 0]
+    if family == QWEN3_5 and name.endswith("A_log"):
+        return -np.exp(floats)
+    if family == QWEN3_5 and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return floats + np.float32(1)
+    return floats
 
 
 def encoded(value: Any) -> bytes:

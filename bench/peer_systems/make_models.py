@@ -78,6 +78,45 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     },
+    "lfm2-350m-shape": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "hidden_size": 1024,
+        "intermediate_size": 4608,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 16,
+        "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "norm_eps": 1e-5,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 65536,
+        "max_position_embeddings": 128000,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-0.8b-shape": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "layer_types": ["linear_attention" if (layer + 1) % 4 else "full_attention" for layer in range(24)],
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "rope_theta": 10000000.0,
+        "tie_word_embeddings": True,
+    },
 }
 USUAL = ("qwen2-0.5b-shape", "llama-160m-shape")
 """The shapes that are made unless others are named."""
@@ -120,12 +159,16 @@ def make(directory: Path, shape: dict[str, Any], learnt: Tokenizer) -> int:
     return write_weights(directory, config)
 
 
-def write_weights(directory: Path, config: dict[str, Any]) -> int:
-    """Writes random weights and returns their number: norm weights near one, all other values near zero."""
+def write_weights(directory: Path, config: dict[str, Any], *, drafts: bool = False) -> int:
+    """Writes random weights and returns their number: norm weights near one, all other values near zero.
+
+    `drafts`: with those of the draft layer.
+    """
     family = find_family(config)
+    description = family.describe(config)
     generator = torch.Generator().manual_seed(SEED)
     tensors: dict[str, torch.Tensor] = {}
-    for parameter in family.layout(family.describe(config)):
+    for parameter in family.layout(description.with_draft_layer() if drafts else description):
         for source in parameter.sources:
             noise = torch.randn(source.shape, generator=generator) * 0.02
             tensors[source.name] = (noise + source.name.endswith("norm.weight")).to(torch.bfloat16)

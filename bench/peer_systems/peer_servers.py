@@ -6,6 +6,7 @@ machine; nothing else is tuned. Called by `bench.peer_systems.peers`.
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,8 @@ MAX_MODEL_LEN = 2048
 SLOTS = 32
 """Sequences that llama-server runs at once and that share its context: as many as the largest load has clients."""
 SLOT_TOKENS = 1280
+OPENVINO_KV_GIB = 4
+OPENVINO_SERVER = Path(__file__).with_name("openvino_server.py")
 TCMALLOC = "libtcmalloc_minimal.so.4"
 
 
@@ -40,6 +43,39 @@ class LlamaServer(Server):
         super().__init__(name, command, port, "/health")
 
 
+class OpenVino(Server):
+    """OpenVINO GenAI, served by `openvino_server`. `python` is that of its environment."""
+
+    def __init__(self, python: Path, model: Path, name: str = "OpenVINO") -> None:
+        port = free_port()
+        command = [str(python), str(OPENVINO_SERVER), str(model), "--port", str(port)]
+        super().__init__(name, [*command, "--cache-gib", str(OPENVINO_KV_GIB)], port, "/health", openvino_environment())
+
+
+def openvino_model(python: Path, model: Path, weights: str) -> Path:
+    """Returns the model in OpenVINO's format with weights of a kind; makes it beside `model` if it is missing.
+
+    `weights`: as `optimum-cli export openvino` calls it: fp16, int8, int4. Raises SystemExit if the command fails.
+    """
+    target = model.with_name(f"{model.name}-openvino-{weights}")
+    if target.exists():
+        return target
+    tool = str(python.with_name("optimum-cli"))
+    command = [tool, "export", "openvino", "--model", str(model), "--task", "text-generation-with-past"]
+    command += ["--weight-format", weights, str(target)]
+    environment = {**os.environ, **openvino_environment()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        shutil.rmtree(target, ignore_errors=True)
+        raise SystemExit(f"{tool} ended with code {done.returncode}: {done.stderr[-500:]}")
+    return target
+
+
+def openvino_environment() -> dict[str, str]:
+    """Returns OpenVINO's environment variables: no downloads, and none of this project's modules."""
+    return {**OFFLINE, "PYTHONPATH": ""}
+
+
 def vllm_environment(executable: Path) -> dict[str, str]:
     """Returns vLLM's environment variables: threads on all cores, and the libraries that vLLM asks to preload.
 
@@ -61,6 +97,11 @@ def vllm_version(executable: Path) -> str:
     """Returns the versions of vLLM and torch in the environment of the command."""
     code = 'from importlib.metadata import version as v; print(f\'{v("vllm")}, torch {v("torch")}\')'
     return _output([str(executable.parent / "python"), "-c", code]).strip()
+
+
+def openvino_version(python: Path) -> str:
+    """Returns the version of OpenVINO GenAI in the environment of its Python."""
+    return _output([str(python), "-c", "import openvino_genai; print(openvino_genai.__version__)"]).strip()
 
 
 def llama_version(executable: Path) -> str:

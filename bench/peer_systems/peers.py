@@ -5,8 +5,8 @@ runs each load on each server; the order of the servers rotates from round to ro
 before and after each load and in short pauses of it (`bench.limits_of_machine.moments`). Servers are compared by ratios
 within a round. A server that is not named on the command line is left out, and the results say so.
 
-With `--quantized` the servers are this system with weights of 16, 8 and 4 bits and llama.cpp with Q8_0 and Q4_0, which
-`llama-quantize` makes from the GGUF file.
+With `--quantized` the servers are this system with weights of 16, 8 and 4 bits, llama.cpp with Q8_0 and Q4_0, which
+`llama-quantize` makes from the GGUF file, and OpenVINO with int8 and int4.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,15 @@ from bench.harness.serving import ROOT, Server, Serving, end_in_order
 from bench.limits_of_machine import cpu_accounting, machine, roofline
 from bench.limits_of_machine.moments import Moments
 from bench.peer_systems import quantized
-from bench.peer_systems.peer_servers import LlamaServer, Vllm, llama_version, vllm_version
+from bench.peer_systems.peer_servers import (
+    LlamaServer,
+    OpenVino,
+    Vllm,
+    llama_version,
+    openvino_model,
+    openvino_version,
+    vllm_version,
+)
 
 OURS = "antiphon"
 
@@ -84,7 +93,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vllm-dtype", default="bfloat16", help="float32 is vLLM's better one without AVX512-BF16")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: MODEL-bf16.gguf beside it)")
-    parser.add_argument("--quantized", action="store_true", help="weights of 8 and 4 bits beside llama.cpp's")
+    parser.add_argument("--openvino", type=Path, help="Python of an environment with openvino-genai and optimum-intel")
+    parser.add_argument("--quantized", action="store_true", help="weights of 8 and 4 bits beside those of the others")
+    parser.add_argument("--servers", nargs="*", help="only those with these names (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
     names = [load.name for load in loads.LOADS]
     parser.add_argument("--loads", nargs="*", default=names, choices=names)
@@ -92,25 +103,46 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="of our engine (default: as it decides)")
     parser.add_argument("--results", type=Path, help="default: bench/results/peers-MODEL.json")
     options = parser.parse_args()
-    if options.quantized and (options.vllm or not options.llama_server):
-        parser.error("--quantized compares with llama.cpp alone: give --llama-server, and no --vllm")
+    if options.quantized and (options.vllm or not (options.llama_server or options.openvino)):
+        parser.error("--quantized compares with llama.cpp and OpenVINO: give --llama-server or --openvino, no --vllm")
     options.model = options.model.resolve()
     options.gguf = options.gguf or options.model.with_name(options.model.name + "-bf16.gguf")
     kind = "quantized-peers" if options.quantized else "peers"
+    unknown = set(options.servers or ()) - set(starts(options))
+    if unknown:
+        parser.error(f"no such servers: {', '.join(sorted(unknown))}; there are {', '.join(starts(options))}")
     options.results = options.results or ROOT / "bench" / "results" / f"{kind}-{options.model.name}.json"
     return options
 
 
+def starts(options: argparse.Namespace) -> dict[str, quantized.Start]:
+    """Returns what starts each server, by its name."""
+    model, found = options.model, dict[str, quantized.Start]()
+    found[OURS] = partial(Serving, f"--model={model}", f"--threads={options.threads}")
+    if options.quantized:
+        found |= quantized.ours(model, options.threads)
+    if options.vllm:
+        found["vllm"] = partial(Vllm, options.vllm, model, options.vllm_dtype)
+    if options.llama_server:
+        found |= (
+            quantized.of_llama(options.llama_server, model, options.gguf)
+            if options.quantized
+            else {"llama.cpp": partial(LlamaServer, options.llama_server, options.gguf)}
+        )
+    if options.openvino:
+        found |= (
+            quantized.of_openvino(options.openvino, model)
+            if options.quantized
+            else {"OpenVINO": lambda: OpenVino(options.openvino, openvino_model(options.openvino, model, "fp16"))}
+        )
+    return found
+
+
 def started(options: argparse.Namespace) -> Iterator[Server]:
     """Starts the servers one after the other and yields each; a server is paused as soon as it is ready."""
-    yield _paused(Serving(f"--model={options.model}", f"--threads={options.threads}"))
-    if options.quantized:
-        yield from map(_paused, quantized.started(options.model, options.threads, options.llama_server, options.gguf))
-        return
-    if options.vllm:
-        yield _paused(Vllm(options.vllm, options.model, options.vllm_dtype))
-    if options.llama_server:
-        yield _paused(LlamaServer(options.llama_server, options.gguf))
+    for name, start in starts(options).items():
+        if not options.servers or name in options.servers:
+            yield _paused(start())
 
 
 def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
@@ -120,12 +152,14 @@ def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
         versions["vllm"] = f"{vllm_version(options.vllm)}, {options.vllm_dtype}"
     if options.llama_server:
         versions["llama.cpp"] = llama_version(options.llama_server)
+    if options.openvino:
+        versions["OpenVINO"] = openvino_version(options.openvino)
     decoder = measure.describe(options.model)
     return {
         "machine": machine.facts(),
         "model": {"name": options.model.name, "dtype": decoder.dtype, "read_bytes": roofline.weight_bytes(decoder)},
         "versions": versions,
-        "left_out": [name for name in ("vllm", "llama.cpp") if name not in versions],
+        "left_out": [name for name in ("vllm", "llama.cpp", "OpenVINO") if name not in versions],
         "rehearsal": options.short,
         "quantized": options.quantized,
         "start_s": {server.name: round(server.ready_s, 1) for server in servers},

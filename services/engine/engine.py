@@ -289,8 +289,9 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
         kv_cache_ratio=cache.kv_cache_ratio,
         scheduler_delay_factor=scheduler.scheduler_delay_factor,
         num_speculative_tokens=scheduler.num_speculative_tokens
-        if scheduler.use_lookahead and not facts.keeps_states
+        if (scheduler.use_lookahead and not facts.keeps_states) or facts.has_draft_layer
         else 0,
+        use_lookahead=scheduler.use_lookahead,
         max_batch_size=(scheduler.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
         batch_wait_timeout=DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
         step_prompt_tokens=prompts,

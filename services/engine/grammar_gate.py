@@ -22,6 +22,8 @@ from antiphon.shared.structures.fair_order import FairOrder
 
 log = logging.getLogger(__name__)
 LOWEST_PRIORITY = 19
+_ANY_JSON = Grammar("json_object")
+"""Compiled for a thinking budget, because then the texts of all tokens, which it needs, are in memory."""
 LoadAdapter = Callable[[], Adapter]
 """Reads an adapter into memory. Raises ServiceError."""
 
@@ -61,7 +63,7 @@ class GrammarGate:
 
         `load_adapter` returns the adapter of a sequence whose `adapter` is not in memory yet.
         """
-        if spec.params.grammar is None and load_adapter is None:
+        if spec.params.grammar is None and spec.params.thinking is None and load_adapter is None:
             self._admit(spec)
             return
         with self._lock:
@@ -99,6 +101,8 @@ class GrammarGate:
         try:
             if spec.sequence_id in self._held and load_adapter is not None:
                 spec = with_adapter(spec, load_adapter())
+            if spec.sequence_id in self._held and spec.params.thinking is not None:
+                self._compile(_ANY_JSON)
             if spec.sequence_id in self._held and spec.params.grammar is not None:
                 self._compile(spec.params.grammar)
         except ServiceError as refusal:

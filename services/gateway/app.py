@@ -20,6 +20,7 @@ from antiphon.services.gateway.edge.access.quotas import Quotas
 from antiphon.services.gateway.edge.access.usage import UsageLedger
 from antiphon.services.gateway.edge.access.usage_metrics import UsageCollector
 from antiphon.services.gateway.edge.http import errors as http_errors
+from antiphon.services.gateway.edge.http.access_log import AccessLog
 from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.edge.http.browsers import BrowserRules
 from antiphon.services.gateway.edge.http.edge import Edge
@@ -30,12 +31,15 @@ from antiphon.services.gateway.ops.admin.models import ModelEndpoints
 from antiphon.services.gateway.ops.console.page import ConsolePage
 from antiphon.services.gateway.ops.console.requests import RequestEndpoints
 from antiphon.services.gateway.ops.console.topology import TopologyEndpoint
+from antiphon.services.gateway.ops.history.endpoint import HistoryEndpoint
+from antiphon.services.gateway.ops.history.guest import History
 from antiphon.services.gateway.ops.metrics.engines import EngineCollector
 from antiphon.services.gateway.ops.metrics.members import MemberCollector
 from antiphon.services.gateway.ops.timeline.directory import RecordDirectory
 from antiphon.services.gateway.ops.timeline.recorder import Recorder
 from antiphon.services.gateway.path.generation import Backend
 from antiphon.services.gateway.path.guest import Guests
+from antiphon.services.gateway.path.liveness.changes import MemberChanges
 from antiphon.services.gateway.path.models.versions import VersionDirectory
 from antiphon.services.gateway.path.placement.engine_controls import EngineControls
 from antiphon.shared.clock import SystemClock
@@ -77,6 +81,9 @@ def create_app(
     engine_controls: EngineControls | None = None,
     guests: Guests | None = None,
     versions: VersionDirectory | None = None,
+    history: History | None = None,
+    changes: MemberChanges | None = None,
+    gateway: str = "",
 ) -> FastAPI:
     """Returns the ASGI application. Its `state.apis` are told of the moments in the gateway's life (`Lifetime`).
 
@@ -85,7 +92,8 @@ def create_app(
     heartbeat of each engine; it is called at each scrape of `/metrics`. `records` stores and finds the records of
     requests; by default there are none. `members` returns the topology. `engine_controls` drains engines. `guests` have
     further metrics, and offer APIs what these do not make themselves; without guests streams are not recorded, and
-    responses are kept in this gateway's memory. `versions` changes the versions of models.
+    responses are kept in this gateway's memory. `versions` changes the versions of models. `history` is given the
+    metrics to take latencies from. `changes`: members that were lost. `gateway`: this one's id.
     """
     usage, quotas = usage or UsageLedger(), quotas or Quotas(clock=SystemClock())
     keys, guests = keys or ApiKeys(settings.api_keys), guests or Guests()
@@ -102,25 +110,24 @@ def create_app(
     serving = Serving(backend, metrics, settings, keys, guests)
     schemas = {start: schema for api in apis for start, schema in api.error_schemas.items()}
     routes = Routes(app, schemas, None if serving.streams is None else serving.streams.resumable)
+    app.state.metrics = metrics
     app.state.apis = [api for api in apis if settings.use_openai or api.always]
     for api in app.state.apis:
         api.add(routes, serving)
     _add_probes(routes, ServiceEndpoints(backend, metrics), heartbeats)
-    _add_console(routes, records, members)
+    RequestEndpoints(records).add(routes)
+    changes = changes or MemberChanges(SystemClock())
+    routes.get("/admin/topology", TopologyEndpoint(members, changes, gateway).topology)
+    history = history or History(SystemClock(), members, changes)
+    history.follow(metrics)
+    HistoryEndpoint(history).add(routes)
+    ConsolePage().add(routes)
     EngineEndpoints(engine_controls).add(routes)
     ModelEndpoints(versions, guests).add(routes)
     if not settings.use_openai:
         _refuse_apis(app)
     routes.describe()
     return app
-
-
-def _add_console(
-    routes: Routes, records: RecordDirectory, members: Callable[[], Sequence[tuple[Heartbeat, float]]]
-) -> None:
-    RequestEndpoints(records).add(routes)
-    routes.get("/admin/topology", TopologyEndpoint(members).topology)
-    ConsolePage().add(routes)
 
 
 def _add_edge(
@@ -142,6 +149,7 @@ def _add_edge(
         prefix=settings.root_path.rstrip("/"),
         strict=Strictness(settings.unknown_parameters == "refuse", settings.long_outputs == "refuse"),
         streaming=streaming,
+        access_log=AccessLog(is_on=settings.access_log),
     )
 
 
@@ -151,7 +159,7 @@ def _application() -> FastAPI:
         description="Language models behind the OpenAI API.",
         version=__version__,
         redirect_slashes=False,
-        docs_url=None,  # `_add_console` has a page that loads nothing from other hosts
+        docs_url=None,  # `ConsolePage` has one that loads nothing from other hosts
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # the gateway has its own
     )

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 
+import msgspec
+
 from antiphon.services.gateway.app import create_app
 from antiphon.services.gateway.edge.access.kept_images import KeptImages
 from antiphon.services.gateway.edge.access.key_file import KeyFile
@@ -13,6 +15,7 @@ from antiphon.services.gateway.edge.access.usage_sinks import BusSink, sink_of
 from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
 from antiphon.services.gateway.guests import make_guests
+from antiphon.services.gateway.ops.history.guest import History
 from antiphon.services.gateway.ops.timeline.guest import Timeline
 from antiphon.services.gateway.ops.timeline.recorder import Recorder
 from antiphon.services.gateway.path.actor import GatewayActor
@@ -55,7 +58,8 @@ class GatewayService:
             self._settings.max_queue_wait,
         )
         timeline = Timeline(self._actor, recorder)
-        self._actor.add_guests([timeline])
+        history = History(host.clock, self._actor.topology, self._actor.changes)
+        self._actor.add_guests([timeline, history])
         if self._settings.stream_store != "off":
             storage = "file" if self._settings.stream_store == "file" else "memory"
             self._actor.guests.offer(KeptImages(GatewayLogs(host, storage, self._num_living)))
@@ -79,6 +83,9 @@ class GatewayService:
             engine_controls=self._actor.engine_controls,
             guests=self._actor.guests,
             versions=self._actor.versions,
+            history=history,
+            changes=self._actor.changes,
+            gateway=host.id,
         )
         self._parts: list[Lifetime] = [*self._actor.guests, *self._app.state.apis]
         self._background += [asyncio.create_task(work) for part in self._parts for work in part.work()]
@@ -88,7 +95,7 @@ class GatewayService:
     def status(self) -> GatewayStatus:
         """See Service."""
         assert self._actor is not None
-        return self._actor.backend.status()
+        return msgspec.structs.replace(self._actor.backend.status(), errors=self._app.state.metrics.num_errors)
 
     async def run(self) -> None:
         """See Service."""

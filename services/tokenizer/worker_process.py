@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from antiphon.services.tokenizer.sandbox import LENGTH_BYTES, pack_frame
+from antiphon.shared.observability import resources
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -41,6 +42,7 @@ class WorkerProcess(Generic[T]):
             stdin=PIPE, stdout=PIPE, env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )  # fmt: skip
+        resources.add_child(process.pid)
         return cls(process, answer, frame_bytes_max)
 
     @property
@@ -72,6 +74,7 @@ class WorkerProcess(Generic[T]):
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
+        resources.remove_child(self._process.pid)
 
     async def _exchange(self, frame: bytes) -> T:
         sink, source = self._process.stdin, self._process.stdout

@@ -26,6 +26,7 @@ from antiphon.services.vision.images import open_image
 from antiphon.shared.codec import TOKEN_BYTES, pack_ids
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.image_models import processor_fields
+from antiphon.shared.observability import resources
 
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -122,6 +123,8 @@ def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: s
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("--vision-device=cuda: PyTorch finds no CUDA device; leave the option out")
+    if device == "cuda":
+        resources.add_gpu(torch.cuda, torch.cuda.current_device())
     if device == "cpu":
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
     dtype = encoder_dtype(AutoConfig.from_pretrained(directory), device)

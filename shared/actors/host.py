@@ -4,6 +4,7 @@
 in-process bus instead.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ from antiphon.shared.messages import (
     EngineStatus,
     GatewayStatus,
     PoolStatus,
+    ProcessResources,
     ServiceName,
     ServiceState,
     StreamStatus,
@@ -32,6 +34,8 @@ class Host:
     clock: Clock
     id: str
     instance_id: str
+    resources: Callable[[], ProcessResources | None] = lambda: None
+    """What the process uses of its machine; None: not known, as where several services share a process."""
 
 
 class Service(Protocol):

@@ -110,8 +110,11 @@ class Members:
         return _Alive(tuple(sorted((m.heartbeat for m in found), key=lambda beat: beat.id)), now, until)
 
     def ages(self, now: float) -> list[tuple[Heartbeat, float]]:
-        """Returns each living member's latest heartbeat and the seconds since it arrived, sorted by service and id."""
-        found = [(m.heartbeat, now - m.heard_at) for m in self._members.values() if self._lives(m, now)]
+        """Returns each member's latest heartbeat and the seconds since it arrived, sorted by service and id.
+
+        Also of members whose lease has run out and that `expire` has not removed.
+        """
+        found = [(m.heartbeat, now - m.heard_at) for m in self._members.values()]
         return sorted(found, key=lambda each: (each[0].service, each[0].id))
 
     def get(self, service: str, member_id: str) -> Heartbeat | None:
@@ -131,15 +134,35 @@ class Members:
 
     def expire(self, now: float) -> list[Heartbeat]:
         """Removes the members whose lease has run out, which are lost, and returns their last heartbeats."""
-        overdue = [key for key, member in self._members.items() if not self._lives(member, now)]
+        return [heartbeat for heartbeat, _ in self.expire_silent(now)]
+
+    def expire_silent(
+        self, now: float, spares: Callable[[Heartbeat], bool] = lambda heartbeat: False
+    ) -> list[tuple[Heartbeat, float]]:
+        """Does the same, and returns the last heartbeats with the seconds since they arrived.
+
+        A member that is spared is not alive, but stays: it lives again with its next heartbeat, and is lost if another
+        instance replaces it or it is not spared at a later call. At most LONE_SILENCE_S after its last heartbeat.
+        """
+        overdue = [
+            key
+            for key, member in self._members.items()
+            if not self._lives(member, now)
+            and not (now - member.heard_at <= limits.LONE_SILENCE_S and spares(member.heartbeat))
+        ]
         if overdue:
             self._alive.clear()
-        lost = [self._members.pop(key).heartbeat for key in overdue]
-        for heartbeat in lost:
+        gone = [self._members.pop(key) for key in overdue]
+        lost = [(member.heartbeat, now - member.heard_at) for member in gone]
+        for heartbeat, _ in lost:
             self._expired[heartbeat.service, heartbeat.id] = heartbeat.instance_id
         while len(self._expired) > EXPIRED_MAX:
             del self._expired[next(iter(self._expired))]
         return lost
+
+    def overdue(self, now: float) -> list[tuple[Heartbeat, float]]:
+        """Returns the members that `expire_silent` has spared, with the seconds since their last heartbeats."""
+        return [(m.heartbeat, now - m.heard_at) for m in self._members.values() if not self._lives(m, now)]
 
     def is_silent(self, service: str, member_id: str, instance_id: str) -> bool:
         """Whether a member's lease has run out and it is not known whether its process has ended.
@@ -296,6 +319,7 @@ class HeartbeatTask:
             messages_received=traffic.received,
             messages_sent=traffic.sent,
             num_subscriptions=traffic.subscriptions,
+            resources=self._host.resources(),
         )
 
 

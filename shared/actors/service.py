@@ -37,7 +37,7 @@ from antiphon.shared.bus.transport import Transport
 from antiphon.shared.clock import SystemClock
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, add_flags, normalise, parse
-from antiphon.shared.observability import telemetry
+from antiphon.shared.observability import resources, telemetry
 from antiphon.shared.observability.logs import configure_logging
 from antiphon.shared.security import tls
 from antiphon.shared.settings.bus import BusSettings
@@ -84,7 +84,7 @@ def main(
     except SettingsError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return EXIT_CONFIG
-    configure_logging(settings.log_level, settings.service_id)
+    configure_logging(settings.log_level, settings.service_id, settings.log_format, queued=True)
     raise_limit()
     for notice in notices:
         log.info("%s", notice)
@@ -155,7 +155,12 @@ class _Process:
             subjects = _subjects(self._settings.namespace)
             transport = self._transport = await self._connect(subjects, member_id, member_id)
             host = Host(
-                transport=transport, subjects=subjects, clock=SystemClock(), id=member_id, instance_id=new_instance_id()
+                transport=transport,
+                subjects=subjects,
+                clock=SystemClock(),
+                id=member_id,
+                instance_id=new_instance_id(),
+                resources=resources.read,
             )
             await self._service.start(host)
         except SettingsError as error:

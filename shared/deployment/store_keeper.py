@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not settings.service_id:
         name = safe_token(f"{NAME}-{socket.gethostname()}-{os.getpid()}", limits.MEMBER_ID_CHARS_MAX)
         settings = dataclasses.replace(settings, service_id=name)
-    configure_logging(settings.log_level, settings.service_id)
+    configure_logging(settings.log_level, settings.service_id, settings.log_format)
     return asyncio.run(_until_signalled(settings))
 
 

@@ -79,6 +79,7 @@ from antiphon.shared.messages.gateway import (
     UsageRecord,
 )
 from antiphon.shared.messages.presence import (
+    DeviceMemory,
     EngineHistograms,
     EngineStatus,
     GatewayStatus,
@@ -87,6 +88,7 @@ from antiphon.shared.messages.presence import (
     MemberEnded,
     ModelFacts,
     PoolStatus,
+    ProcessResources,
     StreamStatus,
     VisionStatus,
 )

@@ -156,6 +156,32 @@ class GatewayStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     ended_requests: int = 0
     num_idle_waiting: int = 0
     """The sequences of the idle lane among `num_waiting`."""
+    errors: int = 0
+    """Answers with an error since its start; a counter."""
+
+
+class DeviceMemory(Part, frozen=True, array_like=True, kw_only=True):
+    """The memory of a GPU that a process computes on, including what other processes use of it."""
+
+    index: int
+    """Number of the device on its machine, as nvidia-smi counts."""
+    name: str
+    used_bytes: int
+    total_bytes: int
+
+
+class ProcessResources(Part, frozen=True, array_like=True, kw_only=True):
+    """What a service process and the processes that it has started use of their machine."""
+
+    cpu_s: float
+    """Processor time since the start, seconds, also of children that have ended; a counter."""
+    num_cores: int
+    """Processors that the process may use."""
+    rss_bytes: int
+    """Resident memory of the process, and of its children the part that is not backed by files or shared memory, so
+    that what several of them map counts once.
+    """
+    gpus: tuple[DeviceMemory, ...] = ()
 
 
 class MemberEnded(Message, frozen=True, array_like=True, tag=True):
@@ -184,3 +210,5 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     messages_sent: int = 0
     num_subscriptions: int = 0
     """Subscriptions of the process on the same connection."""
+    resources: ProcessResources | None = None
+    """None: not known, because the process is older or its system does not say."""

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from antiphon.shared.models.gguf_model.names import SUFFIX, models_among, quantization_of, stem_of
 from antiphon.shared.settings.quantization import quantization_settings
@@ -184,8 +184,9 @@ def _quantization(configs: Sequence[Any]) -> str:
     """Returns the quantization in the newest config.json, or else the type of the weights."""
     for file in sorted(configs, key=lambda file: file.blob_last_modified, reverse=True):
         with contextlib.suppress(OSError, ValueError):
-            config = json.loads(file.file_path.read_bytes())
-            if isinstance(config, dict):
+            found: Any = json.loads(file.file_path.read_bytes())
+            if isinstance(found, dict):
+                config = cast(dict[str, Any], found)
                 dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
                 return str(quantization_settings(config).get("quant_method") or _DTYPES.get(dtype, dtype))
     return ""

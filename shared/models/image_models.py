@@ -15,8 +15,14 @@ MODEL_TYPES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
     "gemma3",
+    "gemma4",
     "glm4v",
+    "glm46v",
+    "glm4v_moe",
     "idefics3",
     "smolvlm",
     "internvl",
@@ -27,8 +33,8 @@ MODEL_TYPES = (
 )
 """The `model_type` in config.json of the models whose images are served."""
 TEXT_ONLY = (
-    "--enable-mm: this model takes text only; images are served with Gemma 3, GLM-4.1V, Idefics 3, "
-    "InternVL 3, LLaVA, Mistral Small 3.1, Qwen2-VL, Qwen2.5-VL, Qwen3-VL and SmolVLM"
+    "--enable-mm: this model takes text only; images are served with Gemma 3 and 4, GLM-4.1V, GLM-4.5V, "
+    "GLM-4.6V, Idefics 3, InternVL 3, LLaVA, Mistral Small 3.1, Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen 3.5 and SmolVLM"
 )
 
 

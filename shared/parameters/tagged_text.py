@@ -1,7 +1,7 @@
 """Free text with tagged parts, such as tool calls: the content of the grammar kind `tagged_text`, as structs.
 
 A part begins with a marker in the text, or at a position where text could begin. Between the parts the text is free.
-The gateway describes calls in this form (`antiphon.services.gateway.apis.parsers.call_grammars`), and a request's
+The gateway describes calls in this form (`antiphon.services.gateway.apis.parsers.grammars`), and a request's
 `structural_tag` is converted to it. `antiphon.shared.text.grammars.tagged_lark` converts it to the notation of the
 library that compiles grammars.
 """
@@ -66,7 +66,13 @@ class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     at_most_once: bool = False
 
 
-Piece = Literal | Space | Name | Json | Raw | Choice | Chain | Repeat
+class Some(msgspec.Struct, frozen=True, tag="some"):
+    """At least one of the pieces, in their order, with a comma and whitespace between them."""
+
+    pieces: "tuple[Piece, ...]"
+
+
+Piece = Literal | Space | Name | Json | Raw | Choice | Chain | Repeat | Some
 
 
 class Tag(msgspec.Struct, frozen=True):
@@ -109,7 +115,7 @@ def schemas(tagged: TaggedText) -> list[Json]:
         match waiting.pop():
             case Json() as piece if piece.place >= 0:
                 found.append(piece)
-            case Choice(pieces) | Chain(pieces):
+            case Choice(pieces) | Chain(pieces) | Some(pieces):
                 waiting += pieces
             case Repeat(piece):
                 waiting.append(piece)

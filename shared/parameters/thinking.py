@@ -6,7 +6,7 @@ The gateway makes it from a request's budget and the model's reasoning format; t
 import msgspec
 
 
-class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """After `budget` tokens of reasoning the output must go on with the tokens of the closing mark."""
 
     budget: int
@@ -14,3 +14,6 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     closing: tuple[int, ...]
     inside: bool = False
     """Whether the output begins within the reasoning, because the prompt ends with the opening mark."""
+    repeats: bool = False
+    """Whether an output may have reasoning anywhere and several times, which together have the budget; if not, it has
+    reasoning only at its beginning."""

@@ -6,6 +6,13 @@ from typing import Any, cast
 
 from antiphon.shared import limits
 from antiphon.shared.flags import Rule
+from antiphon.shared.settings.output_formats import (
+    NEVER_SHOWN,
+    REASONING_ALIASES,
+    REASONING_MARKS,
+    TOOL_ALIASES,
+    TOOL_MARKS,
+)
 
 LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
@@ -53,17 +60,5 @@ HF_OVERRIDES = Rule(
     'a JSON object with fields of config.json, such as {"rope_theta": 1000000}',
     lambda text: overrides_of(text) is not None,
 )
-TOOL_CALL_PARSERS = (
-    "auto",
-    "none",
-    "hermes",
-    "qwen",
-    "qwen3_coder",
-    "llama3_json",
-    "mistral",
-    "deepseek_v3",
-    "glm45",
-    "glm",
-    "pythonic",
-)
-REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "glm45", "mistral", "granite")
+TOOL_CALL_PARSERS = ("auto", "none", *TOOL_MARKS, *TOOL_ALIASES)
+REASONING_PARSERS = ("auto", "none", *REASONING_MARKS, *REASONING_ALIASES, *NEVER_SHOWN)

@@ -30,6 +30,9 @@ class BusSettings(Settings, group="bus"):
     )
     service_id: str = flag("", "name of this replica on the bus (default: host name and process id)")
     log_level: str = flag("info", "lowest severity of messages to print", choices=("debug", "info", "warning", "error"))
+    log_format: str = flag(
+        "text", "form of the lines: text, or json (one object a line, for log collectors)", choices=("text", "json")
+    )
     otlp_traces_endpoint: str = flag(
         "",
         "URL of an OpenTelemetry collector that takes OTLP over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT, or none)",

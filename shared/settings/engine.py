@@ -53,9 +53,14 @@ class SchedulerSettings(Settings, group="engine: scheduling"):
         "speculative decoding with draft tokens from the request's own text; the output stays the same",
         env="USE_LOOKAHEAD",
     )
+    use_mtp: bool = flag(
+        False,
+        "speculative decoding with the layer of the checkpoint that predicts further tokens (MTP), if it has one; the "
+        "output stays the same",
+    )
     num_speculative_tokens: int = flag(
         8,
-        "largest number of draft tokens in a step, with --use-lookahead",
+        "largest number of draft tokens in a step, with --use-lookahead or --use-mtp",
         env="NUM_SPECULATIVE_TOKENS",
         rule=AT_LEAST_1,
     )

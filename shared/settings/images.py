@@ -9,7 +9,7 @@ class EngineImageSettings(Settings, group="images"):
     enable_mm: bool = flag(
         False,
         "accept images in conversations, with a model that has a vision encoder (docs/guides/images.md)",
-        alias=("--enabe-mm",),
+        hidden=("--enabe-mm",),
     )
 
 

@@ -8,11 +8,13 @@ is refused with the reason and the alternative, if there is one, unless its valu
 documentation page on settings lists this table.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.speculation import speculation_settings
 
 Takes = Literal["flag", "value", "values"]
 _TRUE, _FALSE = ("1", "true"), ("0", "false")
@@ -34,6 +36,12 @@ class Other:
     asks_nothing: tuple[str, ...] = ()
     instead: str = ""
     """A flag here with its value, as which the option is read; empty: there is none."""
+    reads: Callable[[str], dict[str, Any]] | None = None
+    """Returns the settings here, by name, as which some values of the option are read; {} for other values."""
+
+    def settings(self, values: Sequence[str]) -> dict[str, Any]:
+        """Returns the settings here, by name, as which the option with these values is read."""
+        return self.reads(values[0]) if self.reads is not None and values else {}
 
 
 def _no_effect(names: str, takes: Takes, because: str) -> Other:
@@ -51,16 +59,32 @@ def _not_here(names: str, takes: Takes, because: str, asks_nothing: tuple[str, .
     )
 
 
+def _read_as(names: str, instead: str) -> Other:
+    """Returns flags that have an equal here; with the value false they ask for nothing."""
+    return Other(
+        names=tuple(names.split()),
+        takes="flag",
+        because=f"is read as {instead}",
+        refused=False,
+        asks_nothing=_FALSE,
+        instead=instead,
+    )
+
+
 _ENGINES = "engines do not know each other; start more of them with --engines (--worker-num)"
 _EXPERTS = "experts are divided among devices with --tensor-parallel-size"
 _ADAPTERS = "LoRA adapters are served with --lora-modules and --enable-lora, without their biases"
 _IMAGES = "of a model with images (--enable-mm) the checkpoint says how they are read"
 _LOCAL = "files of the server are not read as images: send them in the request"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
+_METHODS = (
+    "the methods are ngram (--use-lookahead) and mtp (--use-mtp), with 'num_speculative_tokens' "
+    "(--num-speculative-tokens) and no other field"
+)
 _GRAMMARS = "llguidance binds output to grammars and schemas, whatever their kind"
 _SHAPE = "positions are computed as config.json of the model says; change it with --hf-overrides"
 _CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
-_LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
+_LOGS = "texts of requests and statistics are not logged: see --access-log, --log-level and /metrics"
 _LORA_SPACE = "an adapter takes the room of its own rank, in the model's type, and adds no tokens"
 _TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
 _PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
@@ -70,16 +94,11 @@ _TASKS = "what a model can do follows from its files: it generates text, gives e
 
 OPTIONS: tuple[Other, ...] = (
     # accepted
-    _no_effect("--disable-log-requests --disable-log-stats --enable-log-requests", "flag", _LOGS),
+    _read_as("--disable-log-requests --disable-uvicorn-access-log", "--no-access-log"),
+    _read_as("--enable-log-requests", "--access-log"),
+    _no_effect("--disable-log-stats", "flag", _LOGS),
     _no_effect("--max-log-len --uvicorn-log-level", "value", _LOGS),
-    Other(
-        names=("--worker-use-ray",),
-        takes="flag",
-        because=f"is read as {_RAY}",
-        refused=False,
-        asks_nothing=_FALSE,
-        instead=_RAY,
-    ),
+    _read_as("--worker-use-ray", _RAY),
     _no_effect("--engine-use-ray", "flag", f"an engine is a process of its own; Ray starts its ranks with {_RAY}"),
     _no_effect("--ray-workers-use-nsight", "flag", "ranks that Ray starts are not profiled"),
     _no_effect("--guided-decoding-backend", "value", _GRAMMARS),
@@ -137,7 +156,8 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--logits-processor-pattern", "value", "requests cannot bring code", _NONE),
     _not_here("--tool-parser-plugin", "value", "the formats of tool calls are those of --tool-call-parser", _NONE),
     # speculation
-    _not_here("--speculative-model --speculative-config", "value", _DRAFTS, _NONE),
+    _not_here("--speculative-model", "value", _DRAFTS, _NONE),
+    replace(_not_here("--speculative-config", "value", _METHODS, _NONE), reads=speculation_settings),
     _not_here("--speculative-model-quantization --speculative-max-model-len", "value", _DRAFTS, _NONE),
     _not_here("--speculative-draft-tensor-parallel-size -spec-draft-tp", "value", _DRAFTS, _NONE),
     _not_here("--speculative-disable-by-batch-size", "value", _DRAFTS, _NONE),
@@ -246,6 +266,8 @@ def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
             continue
         elif other.instead:
             taken.words.append(other.instead)
+        elif read := other.settings(values):
+            taken.words.extend(f"--{name.replace('_', '-')}={json.dumps(value)}" for name, value in read.items())
         else:
             (taken.refused if other.refused else taken.told)[" ".join((name, *values))] = other.because
     for variable, value in _variables(environ):

@@ -16,6 +16,7 @@ text for the same tokens.
 | `vocabulary`        | converts token ids to bytes                                      |
 | `pieces`            | the bytes that each token adds to a text                         |
 | `reasoning`         | separates a reasoning model's thoughts from its answer           |
+| `channels`          | the same for the messages of gpt-oss                             |
 
 This file imports nothing, so that a process loads only the modules that it uses.
 """

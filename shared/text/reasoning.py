@@ -92,6 +92,38 @@ class ReasoningSplitter:
         return shown
 
 
+class WrappedAnswerSplitter:
+    """Splits one output whose answer is between `<answer>` and `</answer>`, which are removed if they are there.
+
+    `reasoning` separates the reasoning before the answer.
+    """
+
+    def __init__(self, reasoning: ReasoningSplitter) -> None:
+        self._reasoning = reasoning
+        self._answer = ReasoningSplitter("<answer>", "</answer>")
+
+    @property
+    def found(self) -> bool:
+        """Whether the output has reasoning, even an empty one."""
+        return self._reasoning.found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all further text belongs to the answer unchanged."""
+        return self._reasoning.is_over and self._answer.is_over
+
+    def feed(self, text: str) -> Parts:
+        """Returns the parts that are certain after this text."""
+        parts = self._reasoning.feed(text)
+        return Parts(parts.reasoning, "".join(self._answer.feed(parts.answer)) if parts.answer else "")
+
+    def finish(self) -> Parts:
+        """Returns the rest of the output."""
+        parts = self._reasoning.finish()
+        answer = "".join(self._answer.feed(parts.answer)) if parts.answer else ""
+        return Parts(parts.reasoning, answer + "".join(self._answer.finish()))
+
+
 def num_begun(text: str, *marks: str) -> int:
     """Returns the length of the longest suffix of the text that is an incomplete beginning of a mark, such as a tag."""
     longest = 0

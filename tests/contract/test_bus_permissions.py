@@ -283,15 +283,16 @@ async def test_a_message_that_is_stored_and_read_reaches_nobody_else(connect):
     await asyncio.gather(gateway.transport.barrier(), observer.transport.barrier())
     get = f"$JS.API.DIRECT.GET.KV_antiphon-v3-adapters.{key}"
     # Headers that end early, so that whoever parses them does not come to those of the server.
-    for headers in ({}, {"A": "b\r\n\r\nC: d"}):
+    for number, headers in enumerate(({}, {"A": "b\r\n\r\nC: d"}), 1):
         await _store_raw(engine, key, headers, b"forged")
-        await engine.transport.publish(get, b"", reply=texts)
-    await engine.transport.barrier()
-    async with asyncio.timeout(60):
-        while kinds.count("stored_message") < 2 or len(seen) < 2:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while kinds.count("stored_message") < number or seen.count(b"forged") < number:
+                # The server may look before it has stored the message, and then answers with an empty one.
+                await engine.transport.publish(get, b"", reply=texts)
+                await engine.transport.barrier()
+                await asyncio.sleep(0.05)
     assert not heard
-    assert seen == [b"forged", b"forged"]
+    assert {*seen} <= {b"forged", b""}
 
 
 async def _store_raw(user: User, subject: str, headers: dict[str, str], payload: bytes) -> None:

@@ -9,7 +9,7 @@ from antiphon.services.gateway.ops.timeline.recorder import Recorder
 from antiphon.services.gateway.path.record import RequestFacts
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
-from antiphon.shared.messages import GatewayStatus
+from antiphon.shared.messages import DeviceMemory, GatewayStatus, ProcessResources
 from antiphon.shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
 from tests.support.heartbeats import heartbeat
@@ -141,6 +141,12 @@ async def test_the_topology_lists_every_member_with_its_load():
         interval_s=0.3,
         messages_received=40,
         messages_sent=50,
+        resources=ProcessResources(
+            cpu_s=1.5,
+            num_cores=4,
+            rss_bytes=1000,
+            gpus=(DeviceMemory(index=0, name="A GPU", used_bytes=3, total_bytes=8),),
+        ),
     )
     async with serving(ScriptedBackend(), members=lambda: [(beat, 0.25)]) as port:
         [member] = (await call(port, "GET", "/admin/topology")).json["members"]
@@ -154,22 +160,29 @@ async def test_the_topology_lists_every_member_with_its_load():
         "heartbeat_sequence": 3,
         "messages_received": 40,
         "messages_sent": 50,
+        "resources": {
+            "cpu_s": 1.5,
+            "num_cores": 4,
+            "rss_bytes": 1000,
+            "gpus": [{"index": 0, "name": "A GPU", "used_bytes": 3, "total_bytes": 8}],
+        },
         "load": {
             "num_requests": 2,
             "num_waiting": 1,
             "accepted_requests": 0,
             "ended_requests": 0,
             "num_idle_waiting": 0,
+            "errors": 0,
         },
     }
 
 
 def prefilled(slow_key: str = "red") -> Recorder:
-    """A recorder with six usual requests of the key red, and one of `slow_key` that waited 7 s for an engine."""
+    """A recorder with 20 usual requests of the key red, and one of `slow_key` that waited 7 s for an engine."""
     now = [100.0]
-    recorder = Recorder(16, lambda: now[0])
-    for number in range(7):
-        is_slow = number == 6
+    recorder = Recorder(32, lambda: now[0])
+    for number in range(21):
+        is_slow = number == 20
         facts = RequestFacts(
             request_id=f"r{number}", model="m", key=slow_key if is_slow else "red", client_request_id=f"job-{number}"
         )
@@ -184,7 +197,7 @@ def prefilled(slow_key: str = "red") -> Recorder:
         record.ended("completed", "", 3, 0, 2, ("stop",))
     for record in recorder.all():
         # The usual requests ran while the slow one waited.
-        record.created = 1000.0 if record.facts.request_id == "r6" else 1001.0
+        record.created = 1000.0 if record.facts.request_id == "r20" else 1001.0
     return recorder
 
 
@@ -193,8 +206,8 @@ async def test_slow_requests_are_marked_counted_and_found():
         found = (await call(port, "GET", "/v1/requests?limit=2")).json
         assert found["num_slow"] == 1, "those on other pages count too"
         found = (await call(port, "GET", "/v1/requests?slow=true")).json
-        assert [(one["id"], one["slow"]["phase"]) for one in found["data"]] == [("r6", "gateway_queue")]
-        searched = (await call(port, "GET", "/v1/requests?q=job-6")).json["data"]
+        assert [(one["id"], one["slow"]["phase"]) for one in found["data"]] == [("r20", "gateway_queue")]
+        searched = (await call(port, "GET", "/v1/requests?q=job-20")).json["data"]
         assert searched[0]["slow"] == found["data"][0]["slow"], "the search does not change what is usual"
         assert (await call(port, "GET", "/v1/requests?q=job-5")).json["data"][0]["slow"] is None
         assert (await call(port, "GET", "/v1/requests?slow=perhaps")).status == 400
@@ -203,11 +216,13 @@ async def test_slow_requests_are_marked_counted_and_found():
 async def test_a_key_is_not_told_the_names_of_others_that_had_the_engines():
     keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
     async with serving(ScriptedBackend(), recorder=prefilled("blue"), keys=keys) as port:
-        of_blue = (await call(port, "GET", "/v1/requests/job-6/timeline", headers=bearer("sk-blue"))).json["meanwhile"]
-        assert (of_blue["num_requests"], of_blue["num_hidden"], of_blue["requests"]) == (6, 6, [])
+        of_blue = (await call(port, "GET", "/v1/requests/job-20/timeline", headers=bearer("sk-blue"))).json["meanwhile"]
+        assert (of_blue["num_requests"], of_blue["num_hidden"], of_blue["requests"]) == (20, 20, [])
         assert "red" not in str(of_blue)
-        of_all = (await call(port, "GET", "/v1/requests/job-6/timeline", headers=bearer("sk-op"))).json["meanwhile"]
-        assert {(one["id"], one["key"]) for one in of_all["requests"]} == {(f"r{number}", "red") for number in range(6)}
+        of_all = (await call(port, "GET", "/v1/requests/job-20/timeline", headers=bearer("sk-op"))).json["meanwhile"]
+        assert {(one["id"], one["key"]) for one in of_all["requests"]} == {
+            (f"r{number}", "red") for number in range(20)
+        }
 
 
 async def test_the_wait_for_a_turn_is_recorded(monkeypatch: pytest.MonkeyPatch):

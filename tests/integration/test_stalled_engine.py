@@ -194,11 +194,9 @@ async def test_the_only_engine_goes_on_when_its_step_has_ended(rig: Rig) -> None
     await running([actor])
     rig.processes.signal("e1", signal.SIGUSR1)
     await rig.heard("e1", "stalled")
-    async with asyncio.timeout(START_S):
-        while rig.gateway.actor.backend.ready() != "Waiting for: engine.":
-            await asyncio.sleep(0.01)
+    await no_engine(rig)
     assert await answer == expected(1)
-    assert actor.sequences[0].attempt == 2
+    assert actor.sequences[0].attempt == 1, "it stayed where it was: nobody else could go on with it"
     assert (await rig.heard("e1", "ready")).state == "ready"
 
 
@@ -231,9 +229,7 @@ async def test_a_process_that_was_stopped_as_a_whole_is_not_stalled_when_it_goes
     actor, answer = rig.ask(1)
     await running([actor])
     rig.processes.signal("e1", signal.SIGSTOP)
-    async with asyncio.timeout(START_S):
-        while rig.gateway.actor.members.get("engine", "e1") is not None:
-            await asyncio.sleep(0.05)
+    await no_engine(rig)
     states: list[str] = []
     await (await rig.connect("listener")).subscribe(
         rig.subjects.heartbeats("engine"), lambda delivery: states.append(str(b"stalled" in delivery.payload))
@@ -241,3 +237,33 @@ async def test_a_process_that_was_stopped_as_a_whole_is_not_stalled_when_it_goes
     rig.processes.signal("e1", signal.SIGCONT)
     assert await answer == expected(1)
     assert set(states) == {"False"}
+    assert actor.sequences[0].attempt == 1, "it stayed where it was: nobody else could go on with it"
+
+
+async def test_what_a_silent_engine_has_goes_on_on_another_one_as_soon_as_there_is_one(rig: Rig) -> None:
+    await rig.engine("e1")
+    actor, answer = rig.ask(1)
+    await running([actor])
+    rig.processes.signal("e1", signal.SIGSTOP)
+    await no_engine(rig)
+    assert actor.sequences[0].phase is Phase.RUNNING
+    await rig.engine("e2")
+    assert await answer == expected(1)
+    assert actor.sequences[0].engines == ["e1", "e2"]
+    rig.processes.signal("e1", signal.SIGCONT)
+
+
+async def test_a_request_that_comes_while_the_only_engine_is_silent_waits_for_it(rig: Rig) -> None:
+    await rig.engine("e1")
+    rig.processes.signal("e1", signal.SIGSTOP)
+    await no_engine(rig)
+    _, answer = rig.ask(1)
+    rig.processes.signal("e1", signal.SIGCONT)
+    assert await answer == expected(1)
+
+
+async def no_engine(rig: Rig) -> None:
+    """Waits until the gateway has no engine that responds."""
+    async with asyncio.timeout(START_S):
+        while rig.gateway.actor.backend.ready() != "Waiting for: engine.":
+            await asyncio.sleep(0.01)

@@ -208,6 +208,23 @@ async def test_only_the_key_that_began_a_stream_may_resume_it(nats_connect, nats
     assert b"sk-one" not in repr(found).encode()
 
 
+async def test_a_stream_whose_client_is_gone_can_be_ended_by_its_key_and_is_gone_then(
+    nats_connect, nats_server, subjects
+):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with gateway(transport, subjects, backend) as (port, _):
+        async with Connection(port) as connection:
+            generation = await opened(backend, connection)
+            stream_id = ids_of(await connection.chunk())[0].partition(":")[0]
+        ended = await call(port, "DELETE", f"/v1/streams/{stream_id}")
+        await asyncio.wait_for(generation.stopped.wait(), 60)
+        late = await call(port, "GET", f"/v1/streams/{stream_id}")
+        unknown = await call(port, "DELETE", f"/v1/streams/{'a' * 22}")
+    assert ended.json == {"id": stream_id, "object": "stream.deleted", "deleted": True}
+    assert (late.status, late.error["code"]) == (410, "stream_expired")
+    assert (unknown.status, unknown.error["code"]) == (404, "not_found")
+
+
 async def test_a_stream_that_is_too_old_is_gone(nats_connect, nats_server, subjects, monkeypatch):
     transport = await nats_connect(nats_server, "one")
     async with gateway(transport, subjects, ScriptedBackend()) as (port, _):

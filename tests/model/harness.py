@@ -95,10 +95,22 @@ CACHE_VARIANTS = (
     "youtu",
     "chatglm",
     "cohere",
+    "lfm2",
+    "qwen3_5",
+    "laguna",
+    "llama4",
+    "bamba",
+    "gemma4",
+    "gemma4 with layers that share keys",
+    "falcon_h1",
+    "mamba",
+    "jamba",
 )
 """One for each way in which attention reads the cache, of the forms in which it is written and of what positions are
 in it. For tests of a single feature of the cache; the test of everything at once has all families.
 """
+RECURRENT_VARIANTS = ("lfm2", "qwen3_5", "bamba", "falcon_h1", "mamba", "jamba")
+"""Those of them with a recurrent state, without which swapped keys and values would be of no use."""
 
 
 ON_GPU: dict[str, Any] = {

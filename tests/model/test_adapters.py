@@ -25,6 +25,8 @@ TARGETS = {
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "gemma2": LLAMA_TARGETS,
     "qwen3 with experts": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "falcon_h1": LLAMA_TARGETS,
+    "nemotron_h": ("q_proj", "o_proj", "up_proj", "down_proj"),
 }
 BACKENDS = ("torch", "native")
 LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=256, max_loras=4)

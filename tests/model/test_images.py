@@ -35,6 +35,8 @@ from tests.vision_models import (
 
 pytestmark = pytest.mark.model
 NUM = 10
+TORCH_ONLY = ("gemma3", "gemma4_mutual", "qwen3_vl", "qwen3_vl_moe")
+"""The tokens of an image attend to each other, or have embeddings for the outputs of layers."""
 PLACE = [VISION_START, IMAGE_PAD, VISION_END]
 
 
@@ -105,9 +107,11 @@ def imaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Imaged(make_vision_model(tmp_path_factory.mktemp("vision"), request.param))
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Imaged:
-    return Imaged(make_vision_model(tmp_path_factory.mktemp("vision"), old_config=True))
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen3_5"])
+def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Imaged:
+    """With keys and values alone, and with recurrent states."""
+    old = request.param == "qwen2_vl"
+    return Imaged(make_vision_model(tmp_path_factory.mktemp("vision"), request.param, old_config=old))
 
 
 ONE, TWO, TALL = image(100, 80, 1), image(90, 90, 2, "JPEG"), image(40, 230, 3, "WEBP")
@@ -130,7 +134,19 @@ def test_equal_to_transformers_alone_and_mixed_with_text(imaged: Imaged) -> None
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "glm4v", "idefics3", "internvl", "llava_onevision", "mistral3", "qwen3_vl", "smolvlm"]
+    "family",
+    [
+        "gemma3",
+        "glm4v",
+        "glm4v_moe",
+        "idefics3",
+        "internvl",
+        "llava_onevision",
+        "mistral3",
+        "qwen3_vl",
+        "qwen3_5",
+        "smolvlm",
+    ],
 )
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     imaged = Imaged(make_vision_model(tmp_path, family))
@@ -173,10 +189,8 @@ def test_ranks_take_images_as_one_process_does(
     assert engine.core.counters().preemptions
 
 
-@pytest.mark.parametrize(
-    "family", ["idefics3", "internvl", "mistral3", "llava", "llava_siglip", "llava_next", "llava_onevision"]
-)
-def test_the_fast_backend_takes_images_whose_tokens_have_ordinary_positions(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in TORCH_ONLY])
+def test_the_fast_backend_takes_images(family: str, tmp_path: Path) -> None:
     imaged = Imaged(make_vision_model(tmp_path, family))
     specs = [imaged.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
     for limits in (
@@ -296,7 +310,7 @@ def test_choices_of_one_prompt_share_its_images(one: Imaged) -> None:
     assert run(engine, family) == [one.expected(prompt, files)] * 3
 
 
-def test_the_same_model_answers_text_in_the_fast_backend(one: Imaged) -> None:
+def test_without_images_a_model_that_takes_them_answers_text(one: Imaged) -> None:
     prompt = words(30, 5)
     engine = Engine(one.directory, CoreLimits(max_num_seqs=8, max_num_batched_tokens=256), "native")
     assert run(engine, [SequenceSpec(sequence_id="text", prompt_token_ids=tuple(prompt), params=greedy(NUM))]) == [

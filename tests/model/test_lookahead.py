@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from antiphon.services.engine.core.drafts.prompt_lookup import PromptLookup
 from antiphon.services.engine.core.plan import CoreLimits
-from antiphon.services.engine.core.prompt_lookup import PromptLookup
 from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
@@ -85,8 +85,8 @@ def ask_an_oracle(engine: Engine, whole: list[int], most: int) -> None:
     def add_with_oracle(spec: SequenceSpec) -> None:
         add(spec)
         sequence = engine.core.sequences[spec.sequence_id]
-        if sequence.prompt_lookup is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
-            sequence.prompt_lookup = Oracle(whole, most)
+        if sequence.drafter is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
+            sequence.drafter.lookup = Oracle(whole, most)
 
     engine.core.add = add_with_oracle  # type: ignore[method-assign]
 

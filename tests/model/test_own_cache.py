@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from antiphon.services.engine.backends.load import load_worker
-from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
 from antiphon.services.engine.backends.torch.own_cache.memory import CacheBytes, plan_caches
 from antiphon.services.engine.backends.torch.own_cache.model import load_own_cache_model
 from antiphon.services.engine.backends.torch.own_cache.worker import OwnCacheWorker
@@ -73,7 +72,7 @@ def test_greedy_text_is_that_of_transformers_in_chunks_and_a_mixed_batch(
     assert max(share.start for plan in engine.plans for share in plan.scheduled if share.num_tokens > 1) > 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "mamba"])
+@pytest.mark.parametrize("family", ["olmo_hybrid", "zamba"])
 def test_a_preempted_sequence_computes_its_state_again(family: str, directory: Callable[[str], Path]) -> None:
     path, prompts = directory(family), [make_prompt(length) for length in (30, 31, 32)]
     limits = CoreLimits(max_num_seqs=3, max_num_batched_tokens=64, enable_prefix_caching=False)
@@ -83,7 +82,7 @@ def test_a_preempted_sequence_computes_its_state_again(family: str, directory: C
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_transformers(directory: Callable[[str], Path]) -> None:
-    path, prompt = directory("qwen3_5_text"), make_prompt(30)
+    path, prompt = directory("olmo_hybrid"), make_prompt(30)
     engine = _engine(path, CoreLimits(max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False))
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     engine.core.add(SequenceSpec(sequence_id="a", prompt_token_ids=tuple(prompt), params=params))
@@ -96,7 +95,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_transformers(directory: Call
 
 
 def test_the_engine_reuses_no_prefix_and_drafts_no_tokens(directory: Callable[[str], Path]) -> None:
-    path, prompt = directory("qwen3_5_text"), make_prompt(20) * 3
+    path, prompt = directory("olmo_hybrid"), make_prompt(20) * 3
     cached: list[int] = []
     tokens: list[int] = []
 
@@ -120,27 +119,6 @@ def test_the_engine_reuses_no_prefix_and_drafts_no_tokens(directory: Callable[[s
         engine.close()
 
 
-def test_a_checkpoint_with_a_vision_encoder_is_served_for_text(tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    text = {"vocab_size": 331, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-    config = AutoConfig.for_model(
-        "qwen3_5", text_config={**text, **heads, **OWN_CACHE_FAMILIES["qwen3_5_text"]}, vision_config=vision
-    )
-    torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
-    prompt = make_prompt(33)
-    ids = list(prompt)
-    with torch.inference_mode():
-        for _ in range(6):
-            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    engine = _engine(tmp_path, CoreLimits(max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False))
-    assert engine.generate([prompt], _greedy(6)) == [ids[33:]]
-
-
 @pytest.mark.parametrize(
     ("option", "chosen"),
     [
@@ -159,7 +137,7 @@ def test_options_that_such_a_model_cannot_follow_are_refused_by_name(
 
 
 def test_states_leave_memory_for_tokens_and_limit_the_running_sequences(directory: Callable[[str], Path]) -> None:
-    path = directory("qwen3_5_text")
+    path = directory("olmo_hybrid")
     model = load_own_cache_model(path, read_config(path), torch.float32, CPU)
     size = model.cache_bytes(CPU)
     # One layer has a state of 4 heads, 16 by 16, and 128 channels of the last 4 tokens; the other 2 heads of 16.
@@ -176,19 +154,12 @@ def test_states_leave_memory_for_tokens_and_limit_the_running_sequences(director
 def test_a_checkpoint_with_missing_tensors_is_refused(directory: Callable[[str], Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    source = directory("lfm2")
+    source = directory("zamba")
     for path in source.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.layers.0.conv.conv.weight"]
+    del tensors["model.layers.0.mamba.conv1d.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "lfm2"
-    with pytest.raises(ServiceError, match=r"lacks model\.layers\.0\.conv\.conv\.weight"):
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "zamba"
+    with pytest.raises(ServiceError, match=r"lacks model\.layers\.0\.mamba\.conv1d\.weight"):
         load_worker(settings(tmp_path))
-
-
-def test_models_of_attention_only_keep_paged_keys_and_values() -> None:
-    granite = {"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"]}
-    assert keeps_own_cache(granite)
-    assert keeps_own_cache({**granite, "layer_types": ["mamba", "attention"]})
-    assert not keeps_own_cache({**granite, "layer_types": ["attention", "attention"]})

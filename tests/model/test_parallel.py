@@ -1,6 +1,7 @@
 """Models that several ranks compute, against one process: every family, divided by heads, by layers and by both."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,21 @@ pytestmark = pytest.mark.model
 LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False)
 CPU = torch.device("cpu")
 SHAPES = ((2, 1), (1, 2), (2, 2))
-STAGES_ONLY = ("olmo2", "olmo3", "olmo3 with stretched positions", "minimax_m2")
-"""Variants whose heads are normed together."""
+TP_ONLY = "gemma4 with layers that share keys"
+STAGES_ONLY = (
+    "olmo2",
+    "olmo3",
+    "olmo3 with stretched positions",
+    "minimax_m2",
+    "olmoe",
+    "flex_olmo",
+    "qwen3_5 with wide heads",
+    "bamba with wide heads",
+    "kimi_linear",
+    "kimi_linear with wide heads",
+)
+"""Variants whose heads are normed together, one with a single key head of linear attention, one whose layers have
+different numbers of heads, and those whose decays are made of vectors that are not divided."""
 TOLERANCE = 1e-4
 """Of log probabilities: sums in another order."""
 
@@ -59,7 +73,7 @@ def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Eng
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
 @pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY)])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY, TP_ONLY)])
 def test_ranks_compute_what_one_process_computes(variant: str, tp_size: int, pp_size: int, models: Models) -> None:
     directory = models(variant)
     prompts = [make_prompt(length) for length in (5, 40)]
@@ -76,6 +90,15 @@ def test_a_norm_over_all_heads_runs_in_stages_and_is_not_divided(models: Models)
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
     with pytest.raises(SettingsError, match="--tensor-parallel-size: this model norms all heads together"):
         local_description(describe_model(directory), Shard(0, 2))
+
+
+def test_layers_that_read_what_others_computed_are_divided_and_do_not_run_in_stages(models: Models) -> None:
+    directory, prompts = models(TP_ONLY), [make_prompt(length) for length in (5, 40)]
+    alone, divided = Engine(directory, LIMITS, "torch"), engine(directory, 2, 1)
+    for ours, theirs in zip(divided.log_probabilities(prompts, 4), alone.log_probabilities(prompts, 4), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+    with pytest.raises(SettingsError, match="--pipeline-parallel-size: the last layers of this model read"):
+        local_description(describe_model(directory), Shard(pp_size=2))
 
 
 @pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
@@ -179,6 +202,23 @@ def test_a_model_that_cannot_be_divided_is_refused(tp_size: int, pp_size: int, s
     assert str(refused.value) == said
 
 
+def test_a_stage_without_attention_is_refused(models: Models) -> None:
+    whole = describe_model(models("lfm2"))
+    assert whole.recurrent is not None
+    recurrent = replace(whole.recurrent, layers=frozenset({0, 2}))
+    three = replace(whole, num_layers=3, sliding_windows=(None,) * 3, recurrent=recurrent)
+    with pytest.raises(SettingsError, match="--pipeline-parallel-size: each stage of this model needs a layer with"):
+        local_description(three, Shard(pp_size=2))
+
+
+def test_recurrent_layers_are_divided_by_channels_and_numbered_by_stage(models: Models) -> None:
+    whole = describe_model(models("lfm2"))
+    parts = [local_description(whole, Shard.of_rank(rank, 2, 2)).recurrent for rank in range(4)]
+    assert whole.recurrent is not None
+    half = whole.recurrent.channels // 2
+    assert [part and (set(part.layers), part.channels) for part in parts] == [({0}, half)] * 2 + [({1}, half)] * 2
+
+
 def test_ranks_hold_their_part_only(models: Models) -> None:
     whole = describe_model(models("llama"))
     for tp_size, pp_size in SHAPES:
@@ -200,9 +240,11 @@ MIXED: list[tuple[int, dict[str, Any]]] = [
 
 
 @pytest.mark.spec("S-SRV-071")
-@pytest.mark.parametrize("tp_size", [1, 2])
-def test_plans_in_flight_in_different_stages_give_the_tokens_of_one_process(tp_size: int, models: Models) -> None:
-    directory = models("llama")
+@pytest.mark.parametrize(("variant", "tp_size"), [("llama", 1), ("llama", 2), ("lfm2", 1)])
+def test_plans_in_flight_in_different_stages_give_the_tokens_of_one_process(
+    variant: str, tp_size: int, models: Models
+) -> None:
+    directory = models(variant)
     requests = [(make_prompt(length, number), params) for number, (length, params) in enumerate(MIXED)]
     staged = ranks_of(directory, tp_size, 2)
     assert isinstance(staged, StagedRanks)
@@ -216,8 +258,9 @@ def test_plans_in_flight_in_different_stages_give_the_tokens_of_one_process(tp_s
     assert mine == other
 
 
-def test_draft_tokens_are_accepted_alike_with_plans_in_flight(models: Models) -> None:
-    directory = models("llama")
+@pytest.mark.parametrize("variant", ["llama", "lfm2"])
+def test_draft_tokens_are_accepted_alike_with_plans_in_flight(models: Models, variant: str) -> None:
+    directory = models(variant)
     repeating: dict[str, Any] = {"repetition_penalty": 1.1, "seed": 5, "temperature": 0.4}
     requests = [(make_prompt(5), {"temperature": 0.0}), (make_prompt(3), repeating)]
     staged, alone = ranks_of(directory, 1, 2), make_worker("torch", directory, max_num_seqs=8)
@@ -225,10 +268,12 @@ def test_draft_tokens_are_accepted_alike_with_plans_in_flight(models: Models) ->
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_comes_and_goes_with_plans_in_flight_the_tokens_stay_the_same(models: Models, seed: int) -> None:
+@pytest.mark.parametrize(("variant", "seed"), [("llama", 0), ("llama", 1), ("llama", 2), ("lfm2", 0), ("lfm2", 1)])
+def test_whatever_comes_and_goes_with_plans_in_flight_the_tokens_stay_the_same(
+    models: Models, variant: str, seed: int
+) -> None:
     draw = random.Random(seed)
-    directory, params = models("llama"), SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    directory, params = models(variant), SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     flags = {"block_size": 4, "num_gpu_blocks_override": 14, "max_model_len": 40, "swap_space": draw.choice([0, 0.01])}
     staged = ranks_of(directory, 1, 2, **flags)
     prompts = {f"s{i}": make_prompt(draw.randint(1, 20), i) for i in range(10)}

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.model
 PROMPTS = [make_prompt(90 - 80 * i // 24, seed=i) for i in range(24)]
 ROUTED_VARIANTS = ("mixtral", "qwen2 with experts", "qwen3 with experts", "gpt_oss", "deepseek_v3")
 ROUTED_VARIANTS += ("glm4 with experts", "dots1", "ernie4_5 with experts", "minimax_m2", "hunyuan with experts")
+ROUTED_VARIANTS += ("lfm2 with experts", "qwen3_5 with experts", "qwen3_next")
+ROUTED_VARIANTS += ("olmoe", "granite with experts beside a shared one", "granite with state spaces and experts")
+ROUTED_VARIANTS += ("nemotron_h with experts", "nemotron_h with narrow experts")
+ROUTED_VARIANTS += ("afmoe", "hy_v3", "laguna", "mellum")
+ROUTED_VARIANTS += ("llama4", "llama4 with two experts a token", "jamba", "kimi_linear", "kimi_linear with wide heads")
 SHARE_MAX = {"torch": 1.2, "native": 0.8}
 SHARE_MAX_OF_PLAIN = {"torch": 1.2, "native": 1.0}
 MEAN_SHARE_MAX = {"torch": 0.95, "native": 0.64}

@@ -1,4 +1,4 @@
-"""Models that the engine cannot run through transformers are refused, with the reason."""
+"""Decoders without a family run through transformers with the engine's cache, or are refused with the reason."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,16 @@ import torch
 
 from antiphon.services.engine.backends.load import load_worker
 from antiphon.services.engine.backends.torch.worker import load_model
+from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.services.engine.engine import Engine
 from antiphon.services.engine.worker.loading.model_files import read_config
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.parameters.sampling import SamplingParams
+from tests.foreign_models import FOREIGN_FAMILIES
+from tests.model.harness import Engine as Stepped
+from tests.model.harness import greedy, make_prompt
 from tests.models import greedy_reference, make_model
 
 pytestmark = pytest.mark.model
@@ -33,13 +37,23 @@ class ChoralForCausalLM(LlamaForCausalLM):
 """
 
 
+LIMITS = CoreLimits(max_num_seqs=4, max_num_batched_tokens=24, enable_prefix_caching=False)
+NUM_TOKENS = 8
+
+
+@pytest.mark.parametrize("family", FOREIGN_FAMILIES)
+def test_greedy_text_is_that_of_transformers_in_chunks_and_a_mixed_batch(family: str, tmp_path: Path) -> None:
+    prompts = [make_prompt(length) for length in (1, 15, 40)]
+    answers = Stepped(make_model(tmp_path, family), LIMITS).generate(prompts, greedy(NUM_TOKENS))
+    assert answers == [greedy_reference(tmp_path, prompt, NUM_TOKENS) for prompt in prompts]
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "reason"),
     [
         ("bloom", {}, "its attention cannot be replaced"),
         ("cohere", {"intermediate_size": 48, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ("t5", {}, "no decoder that generates text"),
-        ("mamba", {}, "MambaForCausalLM is not supported"),
     ],
 )
 def test_an_architecture_that_cannot_work_is_refused_with_the_reason(

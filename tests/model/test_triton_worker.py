@@ -12,13 +12,14 @@ from antiphon.services.engine.backends.torch.worker import TorchWorker
 from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
 from antiphon.services.engine.backends.triton.worker import TritonWorker
-from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.core.plan import CoreLimits, StepPlan
 from antiphon.services.engine.worker.capacity.profile import largest_step, make_probe
 from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.parameters.sampling import BeamParams
-from tests.model.harness import Models, make_kernel_worker, make_prompt, settings
+from tests.model.harness import Engine, Models, greedy, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run
+from tests.model.test_lookahead import ask_an_oracle
 
 GREEDY = {"temperature": 0.0}
 MIXED: list[tuple[int, dict[str, Any]]] = [
@@ -70,17 +71,54 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         "gpt2",
         "falcon with biases for positions",
         "olmo2",
+        "apertus",
+        "ministral3",
         "cohere2",
         "glm4 with experts",
+        "afmoe",
+        "laguna with a gate for each value",
+        "mellum with stretched positions",
+        "llama4",
         "gpt_oss",
         "deepseek_v2 lite",
         "deepseek_v3 with wide latents",
         "youtu",
+        "lfm2 with biases and a wide kernel",
+        "lfm2 with experts",
+        "lfm3",
+        "qwen3_5 with wide heads",
+        "qwen3_next",
     ],
 )
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
     ours, theirs = both(variant, [(9, GREEDY), (2, GREEDY)], 2)
     assert ours.tokens == theirs.tokens
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "qwen3_5"])
+def test_a_mixed_batch_of_a_model_with_recurrent_states(both: Both, variant: str) -> None:
+    ours, theirs = both(variant, MIXED, 3)
+    assert ours.tokens == theirs.tokens
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "qwen3_5"])
+def test_a_prefix_is_continued_from_the_snapshot_of_its_state(models: Models, variant: str) -> None:
+    directory = models(variant)
+    chosen: dict[str, Any] = {"max_num_seqs": 4, "block_size": 16}
+    asked = [(make_prompt(37), GREEDY), (make_prompt(37), {**GREEDY, "logprobs": 2})]
+    worker = make_kernel_worker(directory, **chosen)
+    starts, launch = list[int](), worker.launch
+
+    def note(plan: StepPlan) -> None:
+        rows = {new.row for new in plan.new}
+        starts.extend(share.start for share in plan.scheduled if share.row in rows)
+        launch(plan)
+
+    worker.launch = note
+    ours = run(worker, asked, 4, max_num_batched_tokens=64)
+    assert starts == [0, 32]
+    assert ours.tokens["r0"] == ours.tokens["r1"]
+    assert ours.tokens == run(TorchWorker(settings(directory, **chosen), directory), asked, 4).tokens
 
 
 def test_prompts_get_the_log_probabilities_of_the_torch_worker(both: Both) -> None:
@@ -111,7 +149,21 @@ def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> No
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", ["llama", "youtu"])
+@pytest.mark.parametrize("variant", ["lfm2", "qwen3_5"])
+def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: Models, variant: str) -> None:
+    prompts, length = [make_prompt(17), make_prompt(4)], 12
+    alone = Engine(models(variant), CoreLimits(max_num_seqs=2, max_num_batched_tokens=24), "torch")
+    expected = alone.generate(prompts, greedy(length))
+    limits = CoreLimits(max_num_seqs=2, max_num_batched_tokens=24, num_speculative_tokens=2)
+    engine = Engine(models(variant), limits, "triton")
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        ask_an_oracle(engine, prompt + tokens, 2)
+    assert engine.generate(prompts, greedy(length)) == expected
+    counters = engine.core.counters()
+    assert counters.drafted_tokens > counters.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2"])
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen = {
@@ -133,8 +185,11 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, var
     assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
 
 
-def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(models: Models) -> None:
-    directory = models("llama")
+@pytest.mark.parametrize("variant", ["llama", "lfm2"])
+def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(
+    models: Models, variant: str
+) -> None:
+    directory = models(variant)
     sizes = {"max_num_seqs": 2, "block_size": 4, "max_model_len": 9, "max_num_batched_tokens": 6}
     chosen, worker = settings(directory, **sizes), make_kernel_worker(directory, **sizes)
     description = describe_model(directory)
@@ -164,8 +219,9 @@ class Recomputed:
 
 
 @pytest.mark.spec("S-SRV-080:gpu")
-def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models) -> None:
-    directory = models("qwen3")
+@pytest.mark.parametrize("variant", ["qwen3", "lfm2", "qwen3_5"])
+def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models, variant: str) -> None:
+    directory = models(variant)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]
     worker = make_kernel_worker(directory, max_num_seqs=4, block_size=16)
     plain = run(worker, requests, 4)

@@ -24,7 +24,7 @@
 namespace {
 
 enum Norm { rms, rms_plus_one, layer_norm };
-enum Activation { silu, gelu, gelu_tanh, relu, swigluoai };
+enum Activation { silu, gelu, gelu_tanh, relu, swigluoai, relu2, xielu };
 enum Residual { sequential, parallel, normed };
 
 // What a model has beyond its spec.
@@ -34,6 +34,7 @@ struct Shape {
   int64_t window = 0, rotary_pairs = 0, positions = 0;
   bool interleaved = false, slopes = false, biases = false, own_mlp_norm = true, tied = false;
   bool corrected = false, sinks = false, parts = false;  // parts: queries and keys have 4 bits, values 8
+  bool own_heads = false;  // layers have heads of their own, and the last one reads the keys of the one before it
 };
 
 antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t inner, int64_t block) {
@@ -41,7 +42,8 @@ antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head
   s.vocab_size = 331, s.hidden_size = hidden, s.num_layers = 2;
   s.num_heads = heads, s.num_kv_heads = kv_heads, s.head_dim = head_dim;
   s.intermediate_size = inner, s.block_size = block;
-  s.gated_mlp = 1, s.norm_eps = 1e-6f, s.embedding_scale = 1, s.expert_scale = 1;
+  s.gated_mlp = 1, s.norm_eps = 1e-6f, s.embedding_scale = 1, s.expert_scale = 1, s.logits_scale = 1;
+  s.attended_scale = s.mlp_gate_scale = s.mlp_scale = s.mix_gate_scale = s.step_scale = 1;
   s.query_scale = 1 / std::sqrt((float)head_dim);
   return s;
 }
@@ -64,6 +66,14 @@ std::vector<Shape> shapes() {
   plain.positions = 300, plain.spec.learned_position_offset = 2;
   all.push_back(plain);
 
+  Shape numbered{"numbers of an activation, queries that grow", spec(70, 4, 2, 64, 110, 16)};
+  numbered.spec.gated_mlp = 0, numbered.spec.activation = xielu, numbered.rotary_pairs = 32;
+  numbered.spec.query_growth_length = 7, numbered.spec.query_growth_rate = 0.1f;
+  all.push_back(numbered);
+  Shape squared{"squares", spec(33, 3, 3, 11, 70, 1)};
+  squared.spec.activation = relu2, squared.spec.gated_mlp = 0, squared.rotary_pairs = 3;
+  all.push_back(squared);
+
   Shape both{"parallel", spec(64, 5, 1, 40, 96, 64)};
   both.spec.residual = parallel, both.spec.norm = layer_norm, both.spec.activation = gelu_tanh, both.biases = true;
   both.spec.gated_mlp = 0, both.rotary_pairs = 5, both.interleaved = true;
@@ -83,6 +93,13 @@ std::vector<Shape> shapes() {
   experts.spec.num_experts = 7, experts.spec.experts_per_token = 3, experts.spec.expert_size = 21;
   experts.spec.shared_expert_size = 35, experts.rotary_pairs = 10;
   all.push_back(experts);
+
+  Shape chunks{"chunks, weighted inputs of experts", spec(40, 2, 1, 20, 24, 32)};
+  chunks.spec.num_experts = 5, chunks.spec.experts_per_token = 2, chunks.spec.expert_size = 21;
+  chunks.spec.shared_expert_size = 21, chunks.spec.expert_scoring = 1, chunks.spec.weighted_inputs = 1;
+  chunks.spec.query_growth_length = 7, chunks.spec.query_growth_rate = 0.1f, chunks.spec.query_growth_first = 1;
+  chunks.spec.query_growth_unrotated = 1, chunks.spec.chunked_windows = 1, chunks.window = 37;
+  all.push_back(chunks);
 
   Shape grouped{"experts in groups", spec(40, 2, 1, 20, 24, 32)};
   grouped.spec.num_experts = 9, grouped.spec.experts_per_token = 4, grouped.spec.expert_size = 21;
@@ -109,6 +126,22 @@ std::vector<Shape> shapes() {
   Shape parts{"queries, keys and values of different kinds", spec(70, 4, 2, 64, 110, 32)};
   parts.parts = true, parts.rotary_pairs = 32, parts.biases = true;
   all.push_back(parts);
+
+  Shape own{"heads, inputs and experts of Gemma 4", spec(50, 4, 2, 24, 37, 16)};
+  own.own_heads = true, own.rotary_pairs = 6, own.spec.num_layers = 3, own.spec.qk_norm = 1, own.spec.value_norm = 1;
+  own.spec.residual = normed, own.spec.activation = gelu_tanh, own.spec.group = 4;
+  own.spec.input_size = 9, own.spec.input_rows = 300, own.spec.input_scale = 3;
+  own.spec.num_experts = 5, own.spec.experts_per_token = 2, own.spec.expert_size = 21, own.spec.normalise_experts = 1;
+  own.spec.experts_beside = 1, own.spec.expert_groups = own.spec.chosen_groups = own.spec.best_of_group = 1;
+  all.push_back(own);
+  Shape drafting{"a draft layer", spec(50, 4, 2, 12, 37, 16)};
+  drafting.rotary_pairs = 6, drafting.spec.qk_norm = 1, drafting.tied = true, drafting.spec.norm = rms_plus_one;
+  drafting.spec.num_layers = 3, drafting.spec.num_draft_layers = 1;
+  all.push_back(drafting);
+  Shape expert_drafts{"a draft layer over latents", latents.spec};
+  expert_drafts.rotary_pairs = 3, expert_drafts.spec.num_layers = 3, expert_drafts.spec.num_draft_layers = 1;
+  expert_drafts.spec.num_experts = 5, expert_drafts.spec.experts_per_token = 2, expert_drafts.spec.expert_size = 19;
+  all.push_back(expert_drafts);
 
   Shape group{"a group of 40", spec(31, 40, 1, 8, 33, 8)};
   group.spec.num_experts = 3, group.spec.experts_per_token = 1, group.spec.expert_size = 40;
@@ -175,6 +208,11 @@ class Model {
     const int64_t count = blocks * antiphon_block_bytes(model_) / (wide ? 4 : 2);
     for (int64_t layer = 0; layer < shape_.spec.num_layers; layer++)
       for (const char* name : {"keys", "values"}) {
+        if (borrows(layer)) {
+          check(antiphon_set_table(model_, layer, name, kept_[kept_.size() - 2].data()));
+          if (*name == 'v') check(antiphon_set_table(model_, layer, name, kept_.back().data()));
+          continue;
+        }
         Numbers garbage(other, wide, count, 50);
         if (shape_.spec.cache) garbage.to_eight();
         table(layer, name, std::move(garbage));
@@ -195,11 +233,33 @@ class Model {
     matrix(-1, "head", 0, s.vocab_size, s.hidden_size);
     if (shape_.slopes) vector(-1, "slopes", s.num_heads, 0.05f, 0.1f);
     for (int64_t layer = 0; layer < s.num_layers; layer++) load_layer(layer);
+    if (!s.input_size) return;
+    table(-1, "inputs", Numbers(random_, wide_, s.input_rows * s.num_layers * s.input_size, 1));
+    matrix(-1, "inputs.in", 0, s.num_layers * s.input_size, s.hidden_size);
+    vector(-1, "inputs_norm", s.input_size, 0.3f, 1);
+  }
+
+  bool borrows(int64_t layer) const { return shape_.own_heads && layer == 2; }
+  int64_t kv_heads(int64_t layer) const { return shape_.own_heads && layer == 0 ? 1 : shape_.spec.num_kv_heads; }
+  int64_t head_dim(int64_t layer) const { return shape_.own_heads && layer > 0 ? 12 : shape_.spec.head_dim; }
+
+  void load_ending(int64_t layer) {
+    const antiphon_Spec& s = shape_.spec;
+    matrix(layer, "input_gate", 0, s.input_size, s.hidden_size);
+    matrix(layer, "input_out", 0, s.hidden_size, s.input_size);
+    norm(layer, "input_after");
+    vector(layer, "scale", 1, 0.1f, 1);
+    for (const char* name : {"experts_norm", "router_norm", "after_experts", "after_mlp"}) norm(layer, name);
+    vector(layer, "expert_scales", s.num_experts, 0.3f, 1);
   }
 
   void load_layer(int64_t layer) {
     const antiphon_Spec& s = shape_.spec;
     norm(layer, "input_norm");
+    if (layer >= s.num_layers - s.num_draft_layers) {
+      for (const char* name : {"draft_embedding_norm", "draft_hidden_norm", "draft_norm"}) norm(layer, name);
+      matrix(layer, "draft_input", 0, s.hidden_size, 2 * s.hidden_size);
+    }
     if (shape_.own_mlp_norm) norm(layer, "mlp_norm");
     if (s.residual == normed) norm(layer, "after_attention_norm"), norm(layer, "after_mlp_norm");
     if (s.latent_rank) {
@@ -210,17 +270,21 @@ class Model {
       quantized(layer, "qkv", 2, 0, 16, s.num_kv_heads * s.head_dim, s.hidden_size);
       matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
     } else {
-      matrix(layer, "qkv", 0, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size);
-      matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
+      const int64_t more = borrows(layer) ? 0 : 2 * kv_heads(layer);
+      matrix(layer, "qkv", 0, (s.num_heads + more) * head_dim(layer), s.hidden_size);
+      matrix(layer, "o", 0, s.hidden_size, s.num_heads * head_dim(layer));
     }
+    if (shape_.own_heads)
+      check(antiphon_set_heads(model_, layer, kv_heads(layer), head_dim(layer), 2 * 32 * s.block_size, borrows(layer)));
+    if (s.activation == xielu) vector(layer, "xielu", 4, 0.1f, 0.5f);
     if (shape_.sinks) vector(layer, "sinks", s.num_heads, 2, 0);
-    if (s.qk_norm) vector(layer, "qk_norm", (s.num_heads + s.num_kv_heads) * s.head_dim, 0.3f, 1);
-    if (layer == 1 || !s.num_experts) {
+    if (s.qk_norm) vector(layer, "qk_norm", (s.num_heads + kv_heads(layer)) * head_dim(layer), 0.3f, 1);
+    if (layer == 1 || !s.num_experts || s.experts_beside) {
       matrix(layer, "up", 0, s.intermediate_size * (s.gated_mlp ? 2 : 1), s.hidden_size);
       matrix(layer, "down", 0, s.hidden_size, s.intermediate_size);
-    } else {
-      load_experts(layer);
     }
+    if (layer != 1 && s.num_experts) load_experts(layer);
+    if (s.input_size) load_ending(layer);
     if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window));
     if (shape_.rotary_pairs) set_rope(layer);
   }
@@ -259,7 +323,7 @@ class Model {
     std::vector<float> frequencies;
     for (int64_t i = 0; i < shape_.rotary_pairs; i++)
       frequencies.push_back(std::pow(100.0f * (float)(layer + 1), -(float)i / (float)shape_.rotary_pairs));
-    check(antiphon_set_rope(model_, layer, frequencies.data(), shape_.rotary_pairs, shape_.interleaved, 1.1f));
+    check(antiphon_set_rope(model_, layer, frequencies.data(), nullptr, shape_.rotary_pairs, shape_.interleaved, 1.1f));
   }
 
   void norm(int64_t layer, const std::string& name) {
@@ -318,12 +382,14 @@ int64_t token(int64_t sequence, int64_t position) { return (sequence * 97 + posi
 class Step {
  public:
   Step(const std::vector<Share>& shares, const antiphon_Spec& spec)
-      : shares_(shares), vocab_(spec.vocab_size), hidden_(spec.hidden_size) {
+      : shares_(shares), vocab_(spec.vocab_size), hidden_(spec.hidden_size), drafts_(spec.num_draft_layers > 0) {
     const int64_t of_each = kBlocksTokens / spec.block_size / kSequences;
     starts_.push_back(0);
     for (const Share& share : shares) {
-      for (int64_t p = share.start; p < share.end; p++)
+      for (int64_t p = share.start; p < share.end; p++) {
         ids_.push_back(token(share.sequence, p)), positions_.push_back(p);
+        next_.push_back(token(share.sequence, p + 1));
+      }
       const int64_t end = (int64_t)ids_.size();
       for (const int64_t t : {starts_.back(), end - 1}) earlier_.push_back(t);
       for (const int64_t t : {end - 1, end}) last_.push_back(t);
@@ -360,15 +426,46 @@ class Step {
       std::vector<float>& row = to[{shares_[i].sequence, shares_[i].end}];
       row.insert(row.end(), sums_.begin() + i * hidden_, sums_.begin() + (i + 1) * hidden_);
     }
+    if (drafts_) draft(model, s, to);
     if (shares_.size() == 1) return;
     s.num_spans = 0;  // once more, without samples and spans, changes nothing
     model.step(s);
   }
 
+  // The step again, without samples, and its draft pass; then a further one for the last tokens.
+  void draft(Model& model, antiphon_Step s, Logits& to) {
+    s.num_spans = 0, s.keeps = 1;
+    model.step(s);
+    std::vector<int64_t> sources(ids_.size()), further(shares_.size()), firsts(shares_.size() + 1), positions;
+    for (size_t i = 0; i < sources.size(); i++) sources[i] = (int64_t)i;
+    for (size_t i = 0; i < firsts.size(); i++) firsts[i] = (int64_t)i;
+    s.keeps = 0, s.num_logits = s.num_rows = s.num_sequences, s.ids = next_.data(), s.sources = sources.data();
+    model.step(s);
+    keep(to);
+    for (size_t i = 0; i < further.size(); i++) {
+      further[i] = (int64_t)i;
+      positions.push_back(shares_[i].end);
+    }
+    std::vector<int64_t> ids(further.size(), 5);
+    s.num_tokens = s.num_sequences, s.ids = ids.data(), s.positions = positions.data();
+    s.query_start_loc = firsts.data();
+    s.logit_tokens = further.data(), s.sources = further.data();
+    model.step(s);
+    keep(to);
+  }
+
+  void keep(Logits& to) const {
+    for (size_t i = 0; i < shares_.size(); i++) {
+      std::vector<float>& row = to[{shares_[i].sequence, shares_[i].end}];
+      row.insert(row.end(), logits_.begin() + i * vocab_, logits_.begin() + (i + 1) * vocab_);
+    }
+  }
+
  private:
   const std::vector<Share> shares_;
   const int64_t vocab_, hidden_;
-  std::vector<int64_t> ids_, positions_, starts_, tables_, logit_tokens_, rows_, best_, earlier_, last_;
+  const bool drafts_;
+  std::vector<int64_t> ids_, next_, positions_, starts_, tables_, logit_tokens_, rows_, best_, earlier_, last_;
   std::vector<float> logits_, best_logit_, log_total_, sums_;
 };
 

@@ -23,7 +23,15 @@ MIXED = (
     "caps, windows and four norms",
     "experts beside a shared one",
     "biases for positions",
+    "state spaces and narrow experts",
+    "state spaces beside attention",
+    "decays of each channel",
+    "decays of each dimension of keys",
+    "no attention",
     "latents",
+    "short convolutions",
+    "a delta rule",
+    "chunks and weighted inputs of experts",
 )
 OWN_KEYS = "a key head for each query head"
 

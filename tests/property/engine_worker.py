@@ -37,6 +37,8 @@ class Row:
     prefixes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     kind: PoolingKind | None = None
+    may_wait: bool = False
+    """Whether it may get no token, because it waits for a mask."""
     num_seen: int = 0
     """Positions that were computed for this row since it was filled, from the first on."""
 
@@ -60,12 +62,16 @@ class ModelWorker:
         self.facts = facts
         self.max_num_seqs = max_num_seqs
         self.rows: dict[int, Row] = {}
+        self.predictions: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Of each sequence, its latest drafts and the number of tokens after which they come."""
         self.kv: dict[tuple[int, int], int] = {}
         """Block and offset to the prefix whose last token's KV is there."""
+        self.states: dict[int, int] = {}
+        """Slot of a recurrent state to the prefix after which it is."""
         self.host: dict[int, dict[int, int]] = {}
         """Host block to offset to prefix."""
         self.waits = waits
-        self.num_waited = 0
+        self.num_waited = self.num_states_read = self.num_snapshots_used = 0
 
     def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random) -> StepResult:
         for row in plan.freed_rows:
@@ -81,21 +87,39 @@ class ModelWorker:
             self.write(share, {each.row: each.start for each in plan.scheduled if each.row in joined})
         for share in plan.scheduled:
             self.read(share)
+        self.carry_states(plan, joined)
         sampled: list[tuple[int, ...]] = []
         logprobs: list[tuple[SampledLogprobs, ...]] = []
         for share in plan.scheduled:
             if share.samples:
                 row = self.rows[share.row]
-                waits = not row.num_candidates and draw.random() < self.waits
+                waits = row.may_wait and draw.random() < self.waits
                 self.num_waited += waits
                 sampled.append(() if waits else self.sample(share.draft_token_ids, draw))
                 logprobs.append(tuple(self.report(row) for _ in sampled[-1]))
                 row.append(sampled[-1])
+        assert self.facts.has_draft_layer or all(share.num_drafts < 0 for share in plan.scheduled)
+        samples = [share for share in plan.scheduled if share.samples]
+        drafts = (self.predict(share, draw) if given else () for share, given in zip(samples, sampled, strict=True))
         reports = tuple(self.prompt_report(share) for share in plan.scheduled if share.num_prompt_logprobs)
         vectors = tuple(self.vector(share) for share in plan.scheduled if share.pools)
         return StepResult(
-            step=plan.step, token_ids=tuple(sampled), logprobs=tuple(logprobs), prompt_logprobs=reports, vectors=vectors
+            step=plan.step,
+            token_ids=tuple(sampled),
+            logprobs=tuple(logprobs),
+            prompt_logprobs=reports,
+            vectors=vectors,
+            draft_token_ids=tuple(drafts) if plan.drafts else (),
+            draft_s=draw.choice([0.0, 0.1, 3.0]) if plan.drafts else 0.0,
         )
+
+    def predict(self, share: ScheduledSequence, draw: random.Random) -> tuple[int, ...]:
+        """At most as many drafts as are wanted, after a token that was sampled."""
+        row = self.rows[share.row]
+        drafts = tuple(draw.choice((10, 11)) for _ in range(draw.randint(0, max(0, share.num_drafts))))
+        if share.num_drafts > 0:
+            self.predictions[row.sequence_id] = len(row.tokens), drafts
+        return drafts
 
     def prompt_report(self, share: ScheduledSequence) -> PromptLogprobs:
         row, first = self.rows[share.row], share.start + 1
@@ -158,6 +182,7 @@ class ModelWorker:
             new.num_prompt_tokens,
             blocks=list(new.block_ids),
             kind=None if new.pooling is None else new.pooling.kind,
+            may_wait=not num_candidates and (not self.facts.num_states or new.params.grammar is not None),
         )
         row.append(new.token_ids)
 
@@ -188,6 +213,34 @@ class ModelWorker:
         row = self.rows[share.row]
         for position in range(share.start):
             assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
+
+    def carry_states(self, plan: StepPlan, joined: set[int]) -> None:
+        """Computes the recurrent states: all are read before any is written."""
+        if not self.facts.num_states:
+            assert not any(share.states for share in plan.scheduled)
+            return
+        users: dict[int, int] = {}
+        """Slot to the only row that may use it if a row writes it."""
+        written: dict[int, int] = {}
+        for share in plan.scheduled:
+            row = self.rows[share.row]
+            prefixes = row.with_draft_tokens(share.draft_token_ids)
+            assert (share.state < 0) == (share.start == 0)
+            assert not share.start or self.states.get(share.state) == prefixes[share.start - 1], "a wrong state"
+            self.num_states_read += share.state >= 0
+            self.num_snapshots_used += share.state >= 0 and share.row in joined
+            counts = [count for count, _ in share.states]
+            assert counts == sorted(set(counts))
+            assert counts[0] > 0
+            assert counts[-1] == share.num_tokens
+            for count, slot in share.states:
+                assert 0 <= slot < self.facts.num_states
+                assert slot not in written, "two states in one slot"
+                assert slot != share.state or count == share.num_tokens, "the state is overwritten too early"
+                written[slot], users[slot] = prefixes[share.start + count - 1], share.row
+        for share in plan.scheduled:
+            assert users.get(share.state, share.row) == share.row, "reads a state that another one overwrites"
+        self.states.update(written)
 
     def place(self, row: Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.facts.block_size], position % self.facts.block_size

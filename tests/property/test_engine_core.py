@@ -28,6 +28,7 @@ from antiphon.shared.blocks import chain_hashes, split_hashes
 from antiphon.shared.codec import pack_ids, unpack_ids
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.messages import KvSource
+from antiphon.shared.parameters.grammar import Grammar
 from antiphon.shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from antiphon.shared.parameters.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
@@ -68,6 +69,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         num_stages=st.sampled_from([1, 1, 2, 3]),
         crowd=st.lists(st.tuples(st.sampled_from([0, 1, 1]), st.integers(1, 12)), max_size=6),
         waits=st.sampled_from([0.0, 0.0, 0.3, 0.8]),
+        spare_states=st.sampled_from([None, None, 0, 2, 20]),
+        interval=st.integers(1, 4),
+        drafting=st.sampled_from(["text", "text", "layer", "both"]),
     )
     def start(
         self,
@@ -88,15 +92,22 @@ class EngineCoreMachine(RuleBasedStateMachine):
         num_stages: int,
         crowd: list[tuple[int, int]],
         waits: float,
+        spare_states: int | None,
+        interval: int,
+        drafting: str,
     ) -> None:
-        """`crowd`: sequences that are there from the beginning, by family and length of the prompt, and want much.
+        """Begins with `crowd`: sequences that want much, by family and length of the prompt.
+
         `rank`: whether the later ones of them come first. `num_stages`: how many plans are computed at a time.
+        `spare_states`: slots of recurrent states besides those that the rows need; None: there are no states.
+        `interval`: blocks from one snapshot of a state to the next. `drafting`: where draft tokens come from.
         """
+        # long: one parameter for each thing that engines may have
         prompts = prompts if chunked else None
         self.limits = CoreLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), enable_prefix_caching=caching,
             enable_chunked_prefill=chunked, kv_cache_ratio=ratio, scheduler_delay_factor=delay,
-            num_speculative_tokens=num_draft_tokens, step_prompt_tokens=prompts,
+            num_speculative_tokens=num_draft_tokens, step_prompt_tokens=prompts, use_lookahead=drafting != "layer",
         )  # fmt: skip
         # With the larger vocabulary a step reports log probabilities of no more than two prompt tokens.
         vocab_size = 1000 if num_blocks % 2 else 2**22
@@ -110,10 +121,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
             embedding_size=4,
             pooling_kind="cls",
             num_stages=num_stages,
+            has_draft_layer=drafting != "text" and num_stages == 1,
+            num_states=0 if spare_states is None else 3 * max_num_seqs + 3 + spare_states,
+            state_interval=interval * block_size,
+            state_pieces=spare_states % 3 if spare_states else 0,
         )
         self.now_s = 0.0
         self.clock = clock or delay > 0
         self.depth = depth if num_stages == 1 else num_stages
+        self.drafting, self.num_predicted = drafting, 0
         self.num_reports = prompt_logprob_rows(self.facts.vocab_size)
         self.core = Core(self.limits, self.facts)
         # A worker takes no plan ahead if a sequence may wait.
@@ -209,6 +225,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             stop_token_ids=(STOP,) if flags[1] else (),
             logprobs=0 if flags[2] else None,
             prompt_logprobs=0 if reports and not width else None,
+            grammar=Grammar("json_object", "") if len(tail) == 1 and not width else None,
         )
         if width:
             choices, output, params = min(choices, width), [], msgspec.structs.replace(params, temperature=0.0)
@@ -379,6 +396,20 @@ class EngineCoreMachine(RuleBasedStateMachine):
         if self.facts.num_stages > 1:
             sampling = {share.row for before, _ in self.in_flight for share in before.scheduled if share.samples}
             assert not sampling.intersection(share.row for share in plan.scheduled), "a token that is still sampled"
+        predicting = {share.row for before, _ in self.in_flight for share in before.scheduled if share.num_drafts > 0}
+        assert not predicting.intersection(share.row for share in plan.scheduled), "drafts that are not known yet"
+        if self.facts.has_draft_layer and self.drafting == "layer":
+            joined = {new.row: (new.sequence_id, len(new.token_ids)) for new in plan.new}
+            for share in plan.scheduled if self.depth == 1 else ():
+                # A sequence that was preempted still has its drafts, whatever row it comes back to.
+                if share.row not in joined:
+                    row = self.worker.rows[share.row]
+                    joined[share.row] = row.sequence_id, len(row.tokens)
+                name, count = joined[share.row]
+                place, drafts = self.worker.predictions.get(name, (0, ()))
+                known = drafts if place == count else ()
+                assert share.draft_token_ids == known[: len(share.draft_token_ids)], "drafts from elsewhere"
+                self.num_predicted += len(share.draft_token_ids)
         by_row = {share.row: share for share in plan.scheduled}
         for new in plan.new:
             if new.params.beam is None:
@@ -422,7 +453,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     def ending(self, known: Known, position: int) -> str | None:
         params, token_id = known.spec.params, known.output[position]
-        if position >= params.min_tokens:
+        if token_id == EOS and params.grammar is not None:
+            return "stop"
+        # A grammar takes precedence over `min_tokens`.
+        if position >= (0 if params.grammar is not None else params.min_tokens):
             if token_id == EOS and not params.ignore_eos:
                 return "stop"
             if token_id in params.stop_token_ids:
@@ -444,6 +478,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "beams preempted": self.num_beams_preempted,
                 "waited for a mask": self.worker.num_waited,
                 "right guesses": counters.accepted_tokens,
+                "predicted": self.num_predicted,
+                "states read": self.worker.num_states_read,
+                "snapshots used": self.worker.num_snapshots_used,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,
             }
         )

@@ -15,7 +15,7 @@ from tests.property.test_engine_core import EngineCoreMachine
 RUNS = 60
 
 
-def crowded(draw: random.Random) -> EngineCoreMachine:
+def crowded(draw: random.Random, has_states: bool) -> EngineCoreMachine:
     """A pool that is too small for what wants to run, with everything switched on that makes sequences meet."""
     machine = EngineCoreMachine()
     block_size = draw.choice([2, 4, 4])
@@ -25,7 +25,7 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
         max_num_seqs=draw.randint(2, 5),
         budget=draw.choice([3, 4, 5, 6, 8, 24]),
         prompts=draw.choice([None, None, 2, 5]),
-        caching=draw.random() < 0.3,
+        caching=draw.random() < (0.8 if has_states else 0.3),
         chunked=draw.random() < 0.8,
         depth=draw.choice([1, 1, 2, 3]),
         num_draft_tokens=draw.choice([0, 4]),
@@ -37,6 +37,9 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
         crowd=[(draw.randint(0, 2), draw.randint(3, 12)) for _ in range(draw.randint(2, 6))],
         num_stages=draw.choice([1, 1, 2, 3]),
         waits=draw.choice([0.0, 0.3, 0.8]),
+        spare_states=draw.choice([0, 2, 20, 20, 22]) if has_states else None,
+        interval=draw.randint(1, 4),
+        drafting=draw.choice(["text", "text", "layer", "both"]),
     )
     return machine
 
@@ -67,15 +70,17 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
 
 
 @pytest.mark.matrix("P-01", "P-08")
+@pytest.mark.parametrize("has_states", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, has_states: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`has_states`: the model has recurrent states."""
     seen: Counter[str] = Counter()
     monkeypatch.setattr(running, "TRIED_MAX", 1)
     for run in range(RUNS):
         draw = random.Random(f"{seed}/{run}")
-        machine = crowded(draw)
+        machine = crowded(draw, has_states)
         for _ in range(30):
             kind = draw.choices(["advance", "submit", "transfer", "abort"], [6, 2, 2, 1])[0]
             if kind == "advance":
@@ -92,16 +97,7 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
             machine.holds_together()
         machine.teardown()
         seen += machine.seen()
-    wanted = (
-        "preempted",
-        "idle ones preempted",
-        "beams preempted",
-        "swapped in",
-        "copied",
-        "right guesses",
-        "wrong guesses",
-        "loaded",
-        "saved",
-        "waited for a mask",
-    )
+    wanted = ["preempted", "idle ones preempted", "beams preempted", "right guesses", "wrong guesses", "saved"]
+    wanted += ["waited for a mask"]
+    wanted += ["swapped in", "loaded"] + (["states read", "snapshots used"] if has_states else ["copied"])
     assert min(seen[what] for what in wanted) > 0, seen

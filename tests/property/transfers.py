@@ -38,7 +38,10 @@ class Transfers:
         load, prefixes = self.loads.pop(number)
         count, size = int(share * len(load.host_blocks)), self.worker.facts.block_size
         for index, block in enumerate(load.host_blocks[:count]):
-            self.worker.host[block] = dict(enumerate(prefixes[index * size : (index + 1) * size]))
+            if block < self.worker.facts.num_host_blocks:
+                self.worker.host[block] = dict(enumerate(prefixes[index * size : (index + 1) * size]))
+            elif prefixes:
+                self.worker.states[self.slot_of(block, self.worker.facts.num_host_blocks)] = prefixes[-1]
         self.num_loaded += count
         return KvLoaded(load.transfer_id, count)
 
@@ -46,11 +49,16 @@ class Transfers:
         """The prefixes in the blocks of a save."""
         size = self.worker.facts.block_size
         counts = [size] * (len(save.block_ids) - 1) + [save.num_tokens_in_last]
+        num_blocks = self.worker.facts.num_blocks
         return [
-            self.worker.kv[block, offset]
+            self.worker.kv[block, offset] if block < num_blocks else self.worker.states[self.slot_of(block, num_blocks)]
             for block, count in zip(save.block_ids, counts, strict=True)
             for offset in range(count)
         ]
+
+    def slot_of(self, number: int, first: int) -> int:
+        """The slot of a state of which this is a piece."""
+        return (number - first) // self.worker.facts.state_pieces
 
 
 def prefixes_of_load(core: Core, load: KvLoad, salts: dict[str, bytes]) -> list[int]:
@@ -60,8 +68,8 @@ def prefixes_of_load(core: Core, load: KvLoad, salts: dict[str, bytes]) -> list[
         names = core.prefix_cache.names(sequence)
         if load.hashes[0] not in names or sequence.sequence_id not in salts:
             continue
-        first = names.index(load.hashes[0])
-        if tuple(names[first : first + len(load.hashes)]) == load.hashes:
+        first, count = names.index(load.hashes[0]), -(-load.num_tokens // size)
+        if tuple(names[first : first + count]) == load.hashes[:count]:
             row = Row(sequence.sequence_id, salts[sequence.sequence_id])
             row.append(tuple(sequence.tokens))
             return row.prefixes[first * size : first * size + load.num_tokens]

@@ -127,9 +127,67 @@ FAMILIES = {
     "qwen3_moe": {"norm_topk_prob": True},
     "phi3": {},
     "phi3 with a window": {"sliding_window": 23},
+    "arcee": {},
+    "granite": {},
+    "ministral3": {},
+    "olmoe": {},
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3_text": {"query_pre_attn_scalar": 24, "num_hidden_layers": 7},
+    "lfm2": {},
+    "lfm2_moe": {"tie_word_embeddings": True},
+    "qwen3_5_text": {"linear_value_head_dim": 32},
+    "qwen3_5_text with as many key heads": {"linear_num_value_heads": 2},
+    "qwen3_5_moe_text": {"tie_word_embeddings": True},
+    "qwen3_next": {},
+    "gemma4_text": {},
+    "gemma4_text with layers that share keys": {
+        "num_hidden_layers": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "attention_k_eq_v": False,
+        "num_key_value_heads": 1,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 331,
+        "num_kv_shared_layers": 4,
+        "use_double_wide_mlp": True,
+        "global_head_dim": 32,
+    },
+    "gemma4_text with experts": {
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+    },
+    "mamba": {"intermediate_size": 128},
+    "falcon_mamba": {"intermediate_size": 128, "tie_word_embeddings": False},
+    "mamba2": {},
+    "falcon_h1": {},
+    "falcon_h1 with norms": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    "jamba": {},
+    "jamba without experts": {"num_experts": 1, "attn_layer_period": 4},
+    "llama4_text": {
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "no_rope_layers": [1, 1, 1, 0],
+        "intermediate_size": 64,
+    },
+    "kimi_linear": {"num_experts": 8, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    "granitemoehybrid": {},
+    "granitemoehybrid with experts": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "position_embedding_type": "rope",
+        "mamba_conv_bias": False,
+    },
+    "nemotron_h": {},
+    "nemotron_h with experts": {
+        "layers_block_type": ["mamba", "moe", "attention", "moe", "mamba", "attention"],
+        "moe_latent_size": 32,
+        "n_group": 3,
+        "topk_group": 2,
+    },
 }
 
 
@@ -139,6 +197,29 @@ def test_a_family_gives_the_tokens_of_the_model_that_was_converted(family: str, 
     model = make_model(tmp_path / "source", re.split("[ ,]", family)[0], seed=7, **FAMILIES[family])
     plain = write_gguf(model, tmp_path / "model.gguf", Kind.Q4_0)
     check(tmp_path / "model.gguf", plain, backend)
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("form", ["as_older", "fused"])
+def test_projections_and_experts_may_be_joined_in_other_ways(form: str, backend: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path / "source", "qwen3_next", seed=7)
+    forms = {"as_older": form == "as_older", "fused": form == "fused"}
+    plain = write_gguf(model, tmp_path / "model.gguf", Kind.Q4_0, None, **forms)
+    check(tmp_path / "model.gguf", plain, backend)
+
+
+def test_a_layer_that_predicts_further_tokens_is_not_one_of_the_others(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "source", "qwen3_5_text", seed=7)
+
+    def one_more(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(5)
+        writer.add_nextn_predict_layers(1)
+        writer.add_array("qwen35.attention.recurrent_layers", [True, False, False, True, False])
+        for name, shape in {"attn_norm": (64,), "ffn_up": (176, 64), "nextn.eh_proj": (64, 128)}.items():
+            writer.add_tensor(f"blk.4.{name}.weight", np.ones(shape, dtype=np.float32))
+
+    plain = write_gguf(model, tmp_path / "model.gguf", Kind.Q4_0, one_more)
+    check(tmp_path / "model.gguf", plain, "torch")
 
 
 def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,6 +245,19 @@ def test_all_experts_of_a_layer_are_read_from_one_tensor(family: str, tmp_path: 
     plain = write_gguf(model, tmp_path / "m.gguf", lambda name: Kind.Q6_K if "ffn_down" in name else Kind.Q4_K)
     for backend in ("torch", "native"):
         check(tmp_path / "m.gguf", plain, backend)
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q6_K, Kind.F16, Kind.TQ2_0], ids=lambda kind: kind.name)
+def test_columns_change_places_in_blocks_of_several_heads(
+    kind: Kind, backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The value heads of linear attention are 64 wide, and a block has 256 numbers."""
+    sizes: dict[str, Any] = {**WIDE, "layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 64}
+    model = make_model(tmp_path / "source", "qwen3_5_text", seed=7, **sizes)
+    plain = write_gguf(model, tmp_path / "m.gguf", kind)
+    check(tmp_path / "m.gguf", plain, backend)
+    assert kind == Kind.TQ2_0 or "became" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS, *SHORT_GROUPS], ids=lambda kind: kind.name)

@@ -59,8 +59,13 @@ def main() -> int:
     results: dict[str, Counted] = {}
     for directory in sorted(one for one in options.directory.iterdir() if one.is_dir()):
         results[directory.name] = of_set(directory, options)
-        sys.stdout.write(_line(directory.name, results[directory.name]))
+        sys.stdout.write(line(directory.name, results[directory.name]))
         sys.stdout.flush()
+    return finish(results, options)
+
+
+def finish(results: dict[str, Counted], options: argparse.Namespace) -> int:
+    """Writes the results to a file if asked to. Returns the exit code."""
     if options.json is not None:
         found = {name: vars(counted) for name, counted in results.items()}
         options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -70,14 +75,19 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """Parses the command-line options."""
     parser = argparse.ArgumentParser(description="Published JSON Schemas against a running server.")
+    add_options(parser)
+    parser.add_argument("--each", type=int, default=500, help="schemas of each set")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say what is read, where the server is, and where the results go."""
     parser.add_argument("directory", type=Path)
     parser.add_argument("--port", type=int, required=True, help="of the server, on this machine")
     parser.add_argument("--key", default="none", help="API key")
     parser.add_argument("--model", default="antiphon-demo")
-    parser.add_argument("--each", type=int, default=500, help="schemas of each set")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the results")
-    return parser.parse_args()
 
 
 def of_set(directory: Path, options: argparse.Namespace) -> Counted:
@@ -87,20 +97,23 @@ def of_set(directory: Path, options: argparse.Namespace) -> Counted:
     counted = Counted(schemas=len(drawn))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         schemas = [json.loads(path.read_text(encoding="utf-8")) for path in drawn]
-        for path, schema, answer in zip(drawn, schemas, pool.map(lambda one: ask(one, options), schemas), strict=True):
+        for path, schema, answer in zip(
+            drawn, schemas, pool.map(lambda one: ask(fields(one), options), schemas), strict=True
+        ):
             count(counted, path.name, schema, answer)
     return counted
 
 
-def ask(schema: Any, options: argparse.Namespace) -> Answer:
-    """Asks for an object of the schema."""
-    body = {
-        "model": options.model,
-        "messages": [{"role": "user", "content": "Write an example."}],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "example", "schema": schema}},
-    }
+def fields(schema: Any) -> dict[str, Any]:
+    """Returns the fields of a request for an object of the schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "example", "schema": schema}}
+    return {"response_format": wanted, "max_tokens": MAX_TOKENS}
+
+
+def ask(fields: dict[str, Any], options: argparse.Namespace) -> Answer:
+    """Asks for an example, with further fields."""
+    messages = [{"role": "user", "content": "Write an example."}]
+    body = {"model": options.model, "messages": messages, "temperature": 0, **fields}
     headers = {"content-type": "application/json", "authorization": f"Bearer {options.key}"}
     connection = http.client.HTTPConnection("127.0.0.1", options.port, timeout=TIMEOUT_S)
     started = time.monotonic()
@@ -120,7 +133,7 @@ def count(counted: Counted, name: str, schema: Any, answer: Answer) -> None:
     counted.slowest_s = max(counted.slowest_s, round(answer.seconds, 2))
     if answer.status == 200:
         [choice] = answer.body["choices"]
-        kind = "cut" if choice["finish_reason"] == "length" else judged(schema, choice["message"]["content"])
+        kind = "cut" if choice["finish_reason"] == "length" else judged(schema, _output(choice["message"]))
         if kind == "invalid":
             (counted.invalid_and_told if answer.told else counted.invalid).append(name)
     elif answer.status == 400:
@@ -130,6 +143,12 @@ def count(counted: Counted, name: str, schema: Any, answer: Answer) -> None:
         kind = "failed"
         counted.failed.append(f"{name}: {answer.status}")
     counted.kinds[kind] += 1
+
+
+def _output(message: dict[str, Any]) -> str:
+    """Returns the arguments of the call in a message, and without one its text."""
+    calls = message.get("tool_calls")
+    return calls[0]["function"]["arguments"] if calls else message["content"]
 
 
 def judged(schema: Any, text: str) -> str:
@@ -143,7 +162,8 @@ def judged(schema: Any, text: str) -> str:
         return "unjudged"
 
 
-def _line(name: str, counted: Counted) -> str:
+def line(name: str, counted: Counted) -> str:
+    """Returns a line about what a set has shown."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counted.kinds.items()))
     told = f", {len(counted.invalid_and_told)} of the invalid ones told" if counted.invalid_and_told else ""
     return f"{name}: {counted.schemas} schemas, {kinds}{told}; slowest {counted.slowest_s} s\n"

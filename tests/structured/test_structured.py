@@ -10,7 +10,7 @@ from llguidance import LLTokenizer
 
 from antiphon import LLM
 from tests.models import make_model
-from tests.structured import corpus, outputs
+from tests.structured import corpus, functions, outputs
 
 PAIRS = 400
 
@@ -57,3 +57,36 @@ def test_a_directory_s_instances_are_counted(tmp_path: Path, tokenizer: LLTokeni
     assert (found.refused_schemas, found.schemas, found.valid, found.invalid) == (1, 1, 2, 2)
     assert found.not_taken == ["one.json: object: said to be valid"]
     assert found.wrongly_taken == ["one.json: object: said to be invalid"]
+
+
+def test_the_functions_of_a_benchmark_are_read_once_and_become_strict_tools(
+    tmp_path: Path, tokenizer: LLTokenizer
+) -> None:
+    points = {"type": "tuple", "items": {"type": "float"}, "description": "two numbers"}
+    options = {"type": "dict", "properties": {"deep": {"type": "array", "items": {"type": "any"}}}}
+    parameters = {"points": points, "options": options, "names": {"type": "HashMap"}, "untyped": {}, "on": {"type": ""}}
+    one = {
+        "name": "shape.area",
+        "description": "Area.",
+        "parameters": {"type": "dict", "properties": parameters, "required": ["points"]},
+    }
+    other = {**one, "name": "other"}
+    (tmp_path / "a.json").write_text("\n".join(json.dumps({"id": each, "function": one}) for each in "xy"))
+    (tmp_path / "b.json").write_text(json.dumps({"id": "z", "function": [one, other]}) + "\n")
+    (tmp_path / "none.json").write_text(json.dumps({"id": "z", "question": []}))
+    (tmp_path / "multi_turn_func_doc").mkdir()
+    (tmp_path / "multi_turn_func_doc" / "c.json").write_text(json.dumps(other) + "\n" + json.dumps(one))
+    assert functions.distinct(tmp_path) == {"a": [one], "b": [other]}
+    function = functions.tool(one)["function"]
+    assert (function["name"], function["strict"]) == ("shape_area", True)
+    found = function["parameters"]["properties"]
+    assert {name: schema["type"] for name, schema in found.items()} == {
+        "points": "array", "options": "object", "names": "object", "untyped": "string", "on": "string",
+    }  # fmt: skip
+    assert found["points"]["items"] == {"type": "number"}
+    assert found["options"]["properties"]["deep"]["items"] == {"type": "string"}
+    start = corpus.start_of(function["parameters"], tokenizer)
+    assert start is not None
+    assert corpus.takes(start, '{"points": [1.5, 2], "options": {"deep": ["a"]}, "untyped": "b"}')
+    assert not corpus.takes(start, '{"points": ["1.5"]}')
+    assert corpus.start_of(one["parameters"], tokenizer) is None

@@ -32,6 +32,7 @@ LONGEST = (
     "tests/system/test_encoders.py",
     "tests/model/test_mask_turns.py",
     "tests/system/console",
+    "tests/system/terminal",
     "tests/system/devices/test_machines.py",
     "tests/system/models/test_adapters.py",
     "tests/integration/test_stalled_engine.py",

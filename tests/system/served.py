@@ -78,7 +78,7 @@ class Served(Started):
 
     @property
     def url(self) -> str:
-        found = re.search(r"URL +(\S+)", self.output)
+        found = re.search(r'(?:URL +|"url": ")([^\s"]+)', self.output)
         assert found, self.output
         return found[1]
 
@@ -125,7 +125,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[]
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        # While other threads of a killed process end, its first one may be a zombie, and its sockets are open.
+        is_zombie = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return not is_zombie or len([*Path(f"/proc/{pid}/task").iterdir()]) > 1
     except OSError:
         return False
 

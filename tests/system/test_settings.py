@@ -104,7 +104,7 @@ def test_the_terminal_client_needs_a_key_too(served: Served) -> None:
     )
     assert said.returncode == 0, said.stderr
     assert refused.returncode == 1
-    assert b'"invalid_api_key"' in refused.stderr
+    assert b"[invalid_api_key]" in refused.stderr
 
 
 @pytest.mark.spec("S-SRV-010", "S-SRV-011")

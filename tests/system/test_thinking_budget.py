@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests.structured.corpus import demo_tokenizer
 from tests.system.served import Answer, Served, fetch, until_the_end, wait_until
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story"}], "temperature": 0, "max_tokens": 60}
 """The demo model does not reason; with this format everything before `</think>` is reasoning."""
+CLOSING = demo_tokenizer().tokenize_str("</think>")
+STRICT: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "strict": True}}]
+}
 FLAGS = ("--reasoning-parser=deepseek_r1", "--engines=2", "--use-lookahead", "--use-v2-block-manager")
 
 
@@ -45,6 +50,26 @@ def test_the_reasoning_ends_with_its_budget_and_the_answer_follows(served: Serve
     assert no_maximum["token_ids"][:2] == free["token_ids"][:2]
     assert no_maximum["message"]["content"]
     assert ask(served, thinking_budget=7)["token_ids"] == limited["token_ids"]
+    assert ask(served, reasoning={"max_tokens": 7})["token_ids"] == limited["token_ids"]
+
+
+def test_each_of_several_answers_has_the_budget(served: Served) -> None:
+    fields = {**ASK, "temperature": 1.0, "seed": 3, "n": 3, "return_token_ids": True}
+    free = fetch(served, "POST", CHAT, fields).json["choices"]
+    limited = fetch(served, "POST", CHAT, {**fields, "thinking_token_budget": 7}).json["choices"]
+    marks = {tuple(one["token_ids"][7:][: len(CLOSING)]) for one in limited}
+    assert len({tuple(one["token_ids"]) for one in limited}) == 3
+    assert len(marks) == 1
+    for one, other in zip(free, limited, strict=True):
+        assert one["token_ids"][:7] == other["token_ids"][:7]
+        assert other["message"]["content"]
+
+
+def test_strict_functions_follow_the_reasoning_that_a_budget_ends(served: Served) -> None:
+    limited = ask(served, thinking_token_budget=7, **STRICT)
+    assert limited["token_ids"][:7] == ask(served, **STRICT)["token_ids"][:7]
+    assert limited["token_ids"][7 : 7 + len(CLOSING)] == CLOSING
+    assert limited["message"]["reasoning"]
 
 
 def test_anthropics_budget_does_the_same(served: Served) -> None:
@@ -55,6 +80,19 @@ def test_anthropics_budget_does_the_same(served: Served) -> None:
     said = ask(served, thinking_token_budget=7)["message"]
     assert (thought["thinking"], text["text"]) == (said["reasoning"], said["content"])
     assert "x-antiphon-ignored" not in answer.headers
+
+
+def test_the_budget_of_the_responses_api_does_the_same(served: Served) -> None:
+    fields = {"input": ASK["messages"], "temperature": 0, "max_output_tokens": 60}
+    answer = fetch(served, "POST", "/v1/responses", {**fields, "reasoning": {"max_tokens": 7, "summary": "auto"}})
+    assert answer.status == 200, answer.body
+    thought, message = answer.json["output"]
+    said = ask(served, thinking_token_budget=7)["message"]
+    assert (thought["summary"][0]["text"], message["content"][0]["text"]) == (said["reasoning"], said["content"])
+    assert "x-antiphon-ignored" not in answer.headers
+    for wrong in ("7", True, -5):
+        answer = fetch(served, "POST", "/v1/responses", {**fields, "reasoning": {"max_tokens": wrong}})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "reasoning.max_tokens")
 
 
 @pytest.mark.parametrize(
@@ -71,14 +109,32 @@ def test_a_budget_is_told_as_ignored_where_no_reasoning_is_separated(served: Ser
     assert (answer.status, answer.headers["x-antiphon-ignored"]) == (200, "thinking_token_budget")
 
 
-def test_streams_of_a_killed_engine_keep_their_budget(served: Served) -> None:
-    fields = {"max_tokens": 900, "ignore_eos": True, "thinking_token_budget": 400}
-    expected = ask(served, **fields)["token_ids"]
+@pytest.mark.parametrize(
+    "more", [{}, {"n": 2, "temperature": 1.0, "seed": 5}, STRICT], ids=["one", "several", "strict"]
+)
+def test_streams_of_an_engine_that_is_killed_while_it_thinks_keep_their_budget(
+    served: Served, more: dict[str, Any]
+) -> None:
+    fields = {
+        **ASK,
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "thinking_token_budget": 600,
+        "return_token_ids": True,
+        **more,
+    }
+    whole = fetch(served, "POST", CHAT, fields)
+    assert whole.status == 200, whole.body
+    expected = [one["token_ids"] for one in whole.json["choices"]]
+    assert all(one[600 : 600 + len(CLOSING)] == CLOSING for one in expected)
 
-    def streamed(_: int) -> list[int]:
-        answer: Answer = fetch(served, "POST", CHAT, {**ASK, **fields, "stream": True, "return_token_ids": True})
+    def streamed(_: int) -> list[list[int]]:
+        answer: Answer = fetch(served, "POST", CHAT, {**fields, "stream": True})
         chunks = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
-        return [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids") or []]
+        found = [list[int]() for _ in expected]
+        for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+            found[choice["index"]] += choice.get("token_ids") or []
+        return found
 
     with ThreadPoolExecutor(4) as threads:
         found = [threads.submit(streamed, number) for number in range(4)]

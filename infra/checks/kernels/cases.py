@@ -34,10 +34,14 @@ from antiphon.services.engine.backends.triton.kernels.experts import mixed_exper
 from antiphon.services.engine.backends.triton.kernels.lora import LoraTiles, add_products
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, order_rows, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.recurrent.convolution import convolve
+from antiphon.services.engine.backends.triton.kernels.recurrent.delta import attend_delta, finish_delta
+from antiphon.services.engine.backends.triton.kernels.recurrent.moves import DeviceMoves
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
 from antiphon.services.engine.kernels.sampling import new_columns
+from antiphon.services.engine.models.recurrent_kinds import GatedDelta
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -67,6 +71,7 @@ class Attention:
     softcap: float | None = None
     alibi: bool = False
     sinks: bool = False
+    chunked: bool = False
     queries: int = 1
 
 
@@ -96,6 +101,7 @@ ATTENTIONS = {
     "Baichuan 13B": Attention(40, 40, 128, alibi=True),
     "GPT-NeoX": Attention(64, 64, 96),
     "gpt-oss": Attention(64, 8, 64, window=128, sinks=True),
+    "Llama 4": Attention(40, 8, 128, window=8192, chunked=True),
 }
 
 
@@ -104,7 +110,7 @@ def attention(a: Attention) -> Callable[[], None]:
         few = FewWork(8, a.queries, 64, *(words(8) for _ in range(4)), words(9), words(64), words(1))
         tile = queries_a_tile(a.heads // a.kv_heads, a.dtype.itemsize)
         many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
-        work = DeviceWork(words(256, 512), a.window, few, many)
+        work = DeviceWork(tables=words(256, 512), window=a.window, few=few, many=many, chunked=a.chunked)
         slopes = empty(a.heads, dtype=F32) if a.alibi else None
         sinks = empty(a.heads, dtype=F32) if a.sinks else None
         geometry = Geometry(kv_heads=a.kv_heads, scale=a.head_dim**-0.5, softcap=a.softcap, slopes=slopes, sinks=sinks)
@@ -148,7 +154,8 @@ def latent_attention(a: Latents) -> Callable[[], None]:
         few = FewWork(8, a.queries, 64, *places, words(9), words(64), words(1), heads.split_tokens)
         tile = queries_a_tile(a.heads, a.dtype.itemsize)
         many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
-        work, row = DeviceWork(words(256, 512), None, few, many), RowShape(rank, turning, 0.1)
+        work = DeviceWork(tables=words(256, 512), window=None, few=few, many=many)
+        row = RowShape(rank, turning, 0.1)
         cache = empty(1024, 64, 1, rank + turning, dtype=a.cache or a.dtype)
         absorbed = empty(64, a.heads, rank + turning, dtype=a.dtype)
         queries = empty(64, a.heads, a.nope_dim + turning, dtype=a.dtype)
@@ -189,7 +196,9 @@ def activations(width: int, dtype: torch.dtype) -> Callable[[], None]:
     def start() -> None:
         for kind in ("silu", "gelu", "gelu_tanh", "relu", "swigluoai"):
             activated(empty(64, width, dtype=dtype), kind, gated=True)
-        activated(empty(64, width, dtype=dtype), "gelu", gated=False)
+        for kind in ("gelu", "relu2"):
+            activated(empty(64, width, dtype=dtype), kind, gated=False)
+        activated(empty(64, width, dtype=dtype), "xielu", gated=False, numbers=empty(4, dtype=F32))
 
     return start
 
@@ -218,6 +227,17 @@ def experts(tokens: int, count: int, per_token: int, hidden: int, inner: int, dt
     return start
 
 
+def weighted_experts(tokens: int) -> Callable[[], None]:
+    """Returns a case with the experts of Llama 4 Scout."""
+
+    def start() -> None:
+        x, chosen = empty(tokens, 5120), empty(tokens, 1, dtype=torch.int64)
+        up, down = empty(16, 16_384, 5120), empty(16, 5120, 8192)
+        mixed_experts(x, empty(tokens, 1), chosen, up, down, "silu", x, weighted_inputs=True)
+
+    return start
+
+
 def biased_experts(tokens: int) -> Callable[[], None]:
     """Returns a case with the experts of gpt-oss-20b."""
 
@@ -242,6 +262,58 @@ def adapters(rank: int, hidden: int, kv: int, inner: int, dtype: torch.dtype) ->
     return start
 
 
+def state_moves(decodes: bool) -> DeviceMoves:
+    return DeviceMoves(
+        num_sequences=64,
+        decodes=decodes,
+        owners=words(64),
+        query_start_loc=words(65),
+        sources=words(64),
+        starts=words(65),
+        ends=words(64),
+        slots=words(64),
+    )
+
+
+def convolution(channels: int, size: int, dtype: torch.dtype, biased: bool = False) -> Callable[[], None]:
+    """Returns a case with the gated short convolution of steps with prompts, and of steps that decode."""
+
+    def start() -> None:
+        weight, bias = empty(size, channels, dtype=dtype), empty(channels, dtype=dtype) if biased else None
+        states = empty(1024, (size - 1) * channels, dtype=F32)
+        for decodes in (False, True):
+            moves = state_moves(decodes)
+            convolve(empty(64, 3 * channels, dtype=dtype), weight, bias, states, moves, gated=True)
+
+    return start
+
+
+def delta_rule(shape: GatedDelta, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with the kernels between the projections of a layer with the gated delta rule."""
+
+    def start() -> None:
+        projected, states = empty(64, sum(shape.in_widths), dtype=dtype), empty(1024, shape.state_size, dtype=F32)
+        vectors = empty(shape.num_value_heads, dtype=F32), empty(shape.num_value_heads, dtype=F32)
+        kernel = empty(shape.kernel_size, shape.channels, dtype=dtype)
+        for decodes in (False, True):
+            moves = state_moves(decodes)
+            mixed = convolve(projected[:, : shape.channels], kernel, None, states, moves, gated=False)
+        gates = empty(64, shape.num_gates, dtype=dtype)
+        attended = attend_delta(shape, mixed, gates, *vectors, states, moves)
+        finish_delta(shape, attended, projected, empty(shape.value_dim, dtype=dtype))
+
+    return start
+
+
+QWEN3_NEXT = GatedDelta(
+    layers=frozenset({0}),
+    num_key_heads=16,
+    num_value_heads=32,
+    key_dim=128,
+    value_dim=128,
+    kernel_size=4,
+    norm_eps=1e-6,
+)
 QUANTIZED = {
     "int8": KernelWeight(
         kind="int8", values=BYTES, scales=SCALES, zeros=None, levels=None, columns=4096, group_size=0, piece=128
@@ -352,6 +424,7 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"experts, Mixtral 8x7B, {label}", experts(tokens, 8, 2, 4096, 14336, BF16))
         yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
         yield Case(f"experts, gpt-oss-20b, {label}", biased_experts(tokens))
+        yield Case(f"experts, Llama 4 Scout, {label}", weighted_experts(tokens))
     yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
     for name, weight in QUANTIZED.items():
         yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
@@ -364,4 +437,9 @@ def all_cases() -> Iterator[Case]:
     yield Case("adapters, Llama 3.1 8B, rank 16", adapters(16, 4096, 1024, 14336, BF16))
     yield Case("adapters, Llama 3.1 8B, rank 128, float16", adapters(128, 4096, 1024, 14336, F16))
     yield Case("adapters, float32", adapters(16, 1024, 512, 2048, F32))
+    yield Case("convolution, LFM2 1.2B", convolution(2048, 3, BF16))
+    yield Case("convolution, float16", convolution(1536, 4, F16, biased=True))
+    yield Case("convolution, float32", convolution(1536, 3, F32, biased=True))
+    for dtype, label in ((BF16, "bfloat16"), (F16, "float16"), (F32, "float32")):
+        yield Case(f"gated delta rule, Qwen3-Next 80B, {label}", delta_rule(QWEN3_NEXT, dtype))
     yield Case("blocks and inputs", moves)

@@ -80,13 +80,15 @@ def virtual_rows(virtual: "Tensor", dtype: "torch.dtype", device: "torch.device"
 def target_sizes(d: DecoderDescription) -> dict[Place, tuple[int, int]]:
     """Returns (out, in) of each matrix that an adapter can change.
 
-    For mixtures of experts, `up` and `down` are missing.
+    For mixtures of experts and layers without an MLP, `up` and `down` are missing; for layers without attention,
+    `qkv` and `o`.
     """
     found: dict[Place, tuple[int, int]] = {}
     for layer in range(d.num_layers):
-        found[layer, "qkv"] = d.q_size + 2 * d.kv_size, d.hidden_size
-        found[layer, "o"] = d.hidden_size, d.q_size
-        if not d.has_experts(layer):
+        if d.attends(layer):
+            found[layer, "qkv"] = d.q_size + 2 * d.kv_size, d.hidden_size
+            found[layer, "o"] = d.hidden_size, d.q_size
+        if d.has_mlp(layer) and not d.has_experts(layer):
             found[layer, "up"] = d.intermediate_size * (2 if d.gated_mlp else 1), d.hidden_size
             found[layer, "down"] = d.hidden_size, d.intermediate_size
     return found

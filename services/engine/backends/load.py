@@ -12,8 +12,10 @@ from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_ca
 from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
 from antiphon.services.engine.backends.torch.worker import TorchWorker
-from antiphon.services.engine.models.registry import has_family
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, StateSpace
+from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
+from antiphon.services.engine.worker.capacity.context import longer_context_notice
 from antiphon.services.engine.worker.capacity.memory_advice import measures
 from antiphon.services.engine.worker.interface import ModelWorker
 from antiphon.services.engine.worker.loading.model_files import read_config
@@ -22,6 +24,7 @@ from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.model_files import model_directory
+from antiphon.shared.observability import resources
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
     """
     model_dir, device = model_directory(settings), choose_device(settings.execution.device)
     check_format(settings.load_format, model_dir)
+    if device.type == "cuda" and ranks.shard.size == 1:
+        resources.add_gpu(torch.cuda, device.index)
     try:
         return _load(settings, model_dir, device, ranks)
     except torch.OutOfMemoryError as error:
@@ -47,7 +52,8 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
 
 
 def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
-    if computes_whole(read_config(model_dir)):
+    config = read_config(model_dir)
+    if computes_whole(config):
         if ranks.shard.size > 1:
             raise SettingsError(
                 "--tensor-parallel-size, --pipeline-parallel-size: encoders and classifiers run on one device"
@@ -56,7 +62,7 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         from antiphon.services.engine.backends.torch.whole_text.worker import WholeTextWorker
 
         return WholeTextWorker(settings, model_dir, device)
-    if keeps_own_cache(read_config(model_dir)):
+    if keeps_own_cache(config):
         if ranks.shard.size > 1:
             raise SettingsError(
                 "--tensor-parallel-size, --pipeline-parallel-size: this architecture runs through transformers with a "
@@ -66,6 +72,8 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         from antiphon.services.engine.backends.torch.own_cache.worker import OwnCacheWorker
 
         return OwnCacheWorker(settings, model_dir, device)
+    if has_family(config) and ranks.shard.rank == 0 and (notice := longer_context_notice(settings, config)):
+        logger.info("%s", notice)
     if ranks.shard.size > 1:
         return _load_rank(settings, model_dir, device, ranks)
     for notice in cpu_notices(settings) if device.type == "cpu" else ():
@@ -87,6 +95,7 @@ def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, 
     if device.type == "cuda":
         device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)
+        resources.add_gpu(torch.cuda, device.index)
     if ranks.stage is None and uses_triton(settings, device, model_dir):
         from antiphon.services.engine.backends.triton.worker import TritonWorker
 
@@ -123,6 +132,8 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
             raise SettingsError("--cpu-backend=triton: the kernels compute without images; leave out --enable-mm")
         if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
             raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
+        if has_family(read_config(model_dir)) and (reason := triton_cannot_serve(settings, model_dir)) is not None:
+            raise SettingsError(f"--cpu-backend=triton: {reason}; leave it out")
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
         logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
@@ -135,17 +146,40 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     return reason is None
 
 
-def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
+def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
+    """Returns the reason why the Triton worker cannot run this model with these settings; None if it can."""
     if settings.adapters.enable_prompt_adapter:
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
         return "they compute without images"
     if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
         return "they compute LoRA adapters on one device only"
-    if not has_family(read_config(model_dir)):
+    config = read_config(model_dir)
+    if not has_family(config):
         return "this architecture runs through transformers"
+    description = find_family(config).describe(config)
+    if description.layer_heads:
+        return "they compute layers with the same number of heads only"
+    if description.layer_kv_heads:
+        return "they compute layers with the same heads only"
+    if description.latent is not None and description.query_growth is not None:
+        return "they compute latent attention with queries that do not grow with the position only"
+    if isinstance(description.recurrent, StateSpace | ChannelSpace):
+        return "they compute no state spaces"
+    if isinstance(description.recurrent, ChannelDelta):
+        return "they compute the delta rule with a decay for each head only"
+    if description.latent is not None and description.rope is None:
+        return "they compute latent attention with rotary positions only"
+    if description.experts is not None and (description.experts.latent_size or not description.gated_mlp):
+        return "they compute experts with gates only, which read the hidden states"
+    return None
+
+
+def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if (reason := triton_cannot_serve(settings, model_dir)) is not None:
+        return reason
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
         return "they need a device of compute capability 8.0 or newer"
     if settings.cache.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:

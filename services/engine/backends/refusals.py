@@ -11,7 +11,7 @@ from antiphon.services.engine.backends.torch.whole_text.kinds import computes_wh
 from antiphon.services.engine.models.config_fields import weight_dtype
 from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.models.unknown import check_known
-from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.capacity.context import served_description
 from antiphon.services.engine.worker.loading.model_files import read_config
 from antiphon.services.engine.worker.loading.weight_files import check_format, check_weight_files
 from antiphon.shared.config import EngineSettings
@@ -33,9 +33,9 @@ def check_model(settings: EngineSettings, model_dir: Path, *, smoothquant: bool)
     if computes_whole(config) or keeps_own_cache(config):
         check_weight_files(model_dir, smoothquant=smoothquant)
         return
-    description = find_family(config).describe(config)
+    find_family(config).describe(config)  # an architecture that cannot be served is told before missing weights
     check_weight_files(model_dir, smoothquant=smoothquant)
-    context_length(settings, description)
+    served_description(settings, config)
 
 
 def no_cuda_device() -> ServiceError:

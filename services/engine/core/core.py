@@ -18,9 +18,12 @@ from dataclasses import replace
 import msgspec
 
 from antiphon.services.engine.core.beams.beam_group import BeamGroups, further_beams
+from antiphon.services.engine.core.drafts.drafter import make_drafter
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.kv.state_pieces import StatePieces
+from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.kv.swap import SwapSpace
 from antiphon.services.engine.core.plan import (
     CoreLimits,
@@ -30,7 +33,6 @@ from antiphon.services.engine.core.plan import (
     StepResult,
     prompt_logprob_rows,
 )
-from antiphon.services.engine.core.prompt_lookup import PromptLookup
 from antiphon.services.engine.core.request import Outcome, SequenceSpec
 from antiphon.services.engine.core.residency import Residency
 from antiphon.services.engine.core.scheduler import Scheduler
@@ -53,13 +55,16 @@ class Core:
         self.facts = facts
         self.tally = EngineCounters()
         self.pool = BlockPool(facts.num_blocks)
-        self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
+        caching = limits.enable_prefix_caching
+        self.states = StatePool(facts.num_states, facts.state_interval, facts.block_size, self.pool, caching=caching)
+        self.prefix_cache = PrefixCache(self.pool, facts.block_size, self.states, enabled=caching)
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
-        parts = (self.pool, self.prefix_cache, self.swap, self.tally)
+        parts = (self.pool, self.prefix_cache, self.swap, self.states, self.tally)
         self.residency = Residency(limits, facts.block_size, *parts)
         num_prompt_logprobs = prompt_logprob_rows(facts.vocab_size)
-        self.scheduler = Scheduler(limits, self.residency, self.tally, num_prompt_logprobs, facts.num_stages)
-        self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
+        self.scheduler = Scheduler(limits, facts, self.residency, self.tally, num_prompt_logprobs)
+        pieces = StatePieces(self.states, facts.state_pieces, facts.num_blocks, facts.num_host_blocks)
+        self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, pieces, self.tally)
         self.groups: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
@@ -71,7 +76,7 @@ class Core:
         self.failed: list[tuple[str, ServiceError]] = []
         """Sequences that ended because no token could be sampled for them. The caller of `apply` clears the list."""
         self.checks = SpecChecks(limits, facts)
-        self.num_speculative_tokens = limits.num_speculative_tokens
+        self.num_speculative_tokens, self._looks_up = limits.num_speculative_tokens, limits.use_lookahead
         self._num_added = 0
         self._num_applied = 0
 
@@ -101,7 +106,9 @@ class Core:
             self._join_beam_group(sequence, spec)
             return
         if self.num_speculative_tokens and spec.pooling is None and not spec.canary:
-            sequence.prompt_lookup = PromptLookup(self.num_speculative_tokens)
+            sequence.drafter = make_drafter(
+                self.num_speculative_tokens, predicts=self.facts.has_draft_layer, looks_up=self._looks_up
+            )
         self._num_added += 1
         if spec.canary:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.
@@ -178,9 +185,10 @@ class Core:
         if plan.empty:
             return []
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
-        self._num_applied = plan.step
+        self._num_applied = self.states.num_applied = plan.step
         num_samples = sum(share.samples for share in plan.scheduled)
-        self.scheduler.step_ended(plan.step, now_s, sum(max(0, len(given) - 1) for given in result.token_ids))
+        num_accepted = sum(max(0, len(given) - 1) for given in result.token_ids)
+        self.scheduler.step_ended(plan.step, now_s, num_accepted, result.draft_s)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -215,6 +223,9 @@ class Core:
             else:
                 outcome = self._take_tokens(sequence, *sampled)
                 (self.canary_outcomes if sequence.canary else outcomes).append(outcome)
+                if share.num_drafts > 0 and sequence.drafter is not None and sequence.drafter.predicted is not None:
+                    drafts = result.draft_token_ids[index] if result.draft_token_ids else ()
+                    sequence.drafter.predicted.take(drafts, sequence.num_tokens)
         return outcomes
 
     def scheduled_ids(self, plan: StepPlan) -> list[str]:

@@ -17,6 +17,7 @@ def check(core: Core) -> None:
     _check_free_list(core.pool)
     _check_free_list(core.swap.pool)
     _check_references(core)
+    core.states.check(*_state_holders(core))
     _check_names(core)
     _check_rows(core)
     _check_queues(core)
@@ -49,6 +50,15 @@ def check_idle(core: Core, now_s: float) -> None:
         num_host = core.swap.pool.num_blocks - core.swap.pool.num_free - len(list(transfers.host_blocks()))
         assert not num_host, f"{num_host} host blocks are held by no sequence"
         assert not core.groups, f"{len(core.groups)} sequence groups without a sequence"
+
+
+def _state_holders(core: Core) -> tuple[list[Sequence], Counter[int]]:
+    """Returns the sequences that may hold states, and how often others hold each slot: transfers."""
+    sequences = [*core.residency.rows.holders(), *core.scheduled_sequences(), *core.transfers.waiting()]
+    pieces = core.transfers.pieces
+    sending = {slot: -(-count // pieces.count) for slot, count in pieces.sending.items()}
+    unique = {id(sequence): sequence for sequence in sequences}
+    return list(unique.values()), Counter(pieces.loading) + Counter(sending)
 
 
 def _check_free_list(pool: BlockPool) -> None:

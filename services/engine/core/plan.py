@@ -118,12 +118,21 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Number of leading tokens of the range, all in the prompt, after which the log probabilities of the next token of
     the prompt are reported."""
     pools: bool = False
+    state: int = -1
+    """In a model with recurrent states: the slot of the state before the range; -1: the range begins the sequence."""
+    num_drafts: int = -1
+    """With a draft layer: how many draft tokens it predicts after the sampled tokens; 0: none, but it computes the
+    range, whose entries it needs for later ones; -1: it leaves the sequence out."""
+    states: tuple[tuple[int, int], ...] = ()
+    """In such a model: (number of tokens of the range, slot to which the state after them is written), in ascending
+    order; the last one is after the whole range. The last slot may be `state`, which then is read first."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step.
 
-    Order of effects: free rows, fill adapter slots, copy blocks, fill rows, append blocks, compute, sample tokens.
+    Order of effects: free rows, fill adapter slots, copy blocks, fill rows, append blocks, compute, sample tokens,
+    predict draft tokens.
 
     Copies run in three groups: to the host, then from the host, then from block to block. No block is the target of two
     copies of a plan, so that each group may be one operation.
@@ -149,6 +158,14 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """(slot, version) of each adapter slot to fill before the step. No plan in flight uses the former adapter of the
     slot.
     """
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the draft layer computes after the model: if it predicts tokens, or computes parts of prompts."""
+        return any(
+            share.num_drafts > 0 or (share.num_drafts == 0 and share.num_tokens > 1 + len(share.draft_token_ids))
+            for share in self.scheduled
+        )
 
     @property
     def empty(self) -> bool:
@@ -189,6 +206,11 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """For each scheduled sequence with `num_prompt_logprobs`, in plan order."""
     vectors: tuple[bytes, ...] = ()
     """For each scheduled sequence with `pools`, in plan order, its vector (`TokenEvent.vector`)."""
+    draft_token_ids: tuple[tuple[int, ...], ...] = ()
+    """If `StepPlan.drafts`: parallel to `token_ids`, the draft tokens after them, at most
+    `ScheduledSequence.num_drafts`."""
+    draft_s: float = 0.0
+    """Seconds that the draft layer took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,10 +244,18 @@ class EngineFacts:
     """Names of the labels of the model's classification head, in the order of its outputs; empty: it has none."""
     computes_whole: bool = False
     """Whether every sequence is computed in a single step, without KV, because tokens attend to later tokens."""
+    num_states: int = 0
+    """Number of slots of recurrent states (`kv.states`); 0: the model has none."""
+    state_pieces: int = 0
+    """Number of pieces of the size of a block as which a recurrent state travels between engines; 0: it does not."""
+    state_interval: int = 0
+    """Number of tokens between the snapshots of a sequence's recurrent state."""
     keeps_states: bool = False
     """Whether the worker keeps a state for each row that can be continued but not truncated. Then prefixes cannot be
     reused, and there are no draft tokens.
     """
+    has_draft_layer: bool = False
+    """Whether the worker has a layer that predicts draft tokens."""
     max_rows: int | None = None
     """Maximum number of sequences for which the worker has memory; None: `--max-num-seqs`."""
     takes_images: bool = False
@@ -261,7 +291,9 @@ class CoreLimits:
     scheduler_delay_factor: float = 0.0
     """Factor of the wait between admissions; see `delay`."""
     num_speculative_tokens: int = 0
-    """Maximum number of draft tokens of a sequence in a step; 0: no drafts. See `prompt_lookup`."""
+    """Maximum number of draft tokens of a sequence in a step; 0: no drafts. See `drafts.drafter`."""
+    use_lookahead: bool = True
+    """Whether draft tokens also come from a sequence's own text (`drafts.prompt_lookup`)."""
     max_batch_size: int | None = None
     """Maximum number of new sequences in a gathered batch; None: sequences do not gather. See `batching`."""
     batch_wait_timeout: float = 0.1

@@ -19,6 +19,7 @@ from antiphon.services.engine.core.beams.beam_group import begin_anew, rearrange
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.reuse import Reusable, find_reusable
+from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.kv.swap import SwapSpace
 from antiphon.services.engine.core.plan import CoreLimits, ScheduledSequence
 from antiphon.services.engine.core.policy.drafting import judge, propose
@@ -29,6 +30,8 @@ from antiphon.services.engine.core.step_builder import StepBuilder
 from antiphon.shared.messages import EngineCounters
 
 _AGE = attrgetter("age")
+STATES_OF_STEP = 3
+"""Slots that must stay free for each running sequence when draft tokens take further ones."""
 _FIRST_IDLE = (IDLE_AGE - 2**40, 0, 0)
 """An age between those of all ordinary and those of all idle sequences."""
 
@@ -74,9 +77,11 @@ class Residency:
         pool: BlockPool,
         prefix_cache: PrefixCache,
         swap: SwapSpace,
+        states: StatePool,
         tally: EngineCounters,
     ) -> None:
         self.block_size, self.pool, self.prefix_cache, self.swap = block_size, pool, prefix_cache, swap
+        self.states = states
         self.waiting = WaitingQueue()
         """The waiting sequences that are neither idle nor the canary."""
         self.yielding = Yielding(WaitingQueue(idle=True))
@@ -141,6 +146,9 @@ class Residency:
         elif head.host_blocks:
             self.swap.drop(head)
         head.start_at(start)
+        self.states.start(head, found.shared, found.num_known, goes_on=found.from_host)
+        has_states = self.states.plan(head, num_tokens)
+        assert has_states, "a sequence that fits found no slots for its state"
         self._note_first_run(head, builder.step, num_shared * self.block_size if found.from_host else start)
         builder.joined.append(head)
         builder.add(head, num_tokens)
@@ -159,32 +167,32 @@ class Residency:
         draft_tokens: tuple[int, ...] = ()
         if draft_budget is not None:
             # Also without budget: a sequence that pauses its drafts counts its steps.
+            if self.states:
+                draft_budget = min(draft_budget, self.states.num_free - STATES_OF_STEP * len(self.running))
             draft_tokens = propose(sequence, draft_budget, self.pool, self.block_size, self._tally)
-        new_blocks = self._grow(sequence, num_tokens + len(draft_tokens))
+        new_blocks = self._grow(sequence, num_tokens, len(draft_tokens))
         if new_blocks is None:
             return False
         if self.rows.is_vacant(sequence.row):
             self.rows.fill(sequence)
             builder.refill(sequence)
-            new_blocks = ()  # the plan sends the whole block table
+            new_blocks = []  # the plan sends the whole block table
         builder.add(sequence, num_tokens, new_blocks, draft_tokens)
         return True
 
     def find_reusable(self, sequence: Sequence) -> Reusable:
         """Returns the KV that a waiting sequence could reuse if it joined now, see `reuse`."""
-        return find_reusable(sequence, self.prefix_cache, self.block_size)
+        return find_reusable(sequence, self.prefix_cache, self.states, self.block_size)
 
-    def _grow(self, sequence: Sequence, num_tokens: int) -> list[int] | tuple[()] | None:
-        """Extends the block table for the next `num_tokens`, preempting the youngest sequences if blocks are short.
+    def _grow(self, sequence: Sequence, num_tokens: int, num_draft_tokens: int) -> list[int] | None:
+        """Takes blocks and slots of the state for the next tokens, preempting the youngest sequences if they are short.
 
         Returns the new blocks; None if there are not enough. Then the sequence itself was the youngest and has been
         preempted, or the youngest is in flight and cannot be preempted. In both cases no younger sequence may be
         scheduled in this step; otherwise this sequence could be passed over in every step.
         """
-        count = self.blocks_for(sequence.num_scheduled_tokens + num_tokens) - len(sequence.block_table)
-        if count <= 0:
-            return ()
-        while (new_blocks := self.pool.allocate(count)) is None:
+        num_tokens += num_draft_tokens
+        while (new_blocks := self._take(sequence, num_tokens, num_draft_tokens)) is None:
             youngest = self.running[-1]
             together = youngest.beams or [youngest]
             if any(one.num_in_flight for one in together):
@@ -193,8 +201,21 @@ class Residency:
             self.preempt(youngest)
             if gives_way:
                 return None
-        sequence.block_table += new_blocks
         return new_blocks
+
+    def _take(self, sequence: Sequence, num_tokens: int, num_draft_tokens: int) -> list[int] | None:
+        """Extends the block table. Returns the new blocks; None, without effect, if what is free is not enough."""
+        table = sequence.block_table
+        count = self.blocks_for(sequence.num_scheduled_tokens + num_tokens) - len(table)
+        new_blocks = self.pool.allocate(count) if count > 0 else []
+        if new_blocks is None:
+            return None
+        table += new_blocks
+        if self.states.plan(sequence, num_tokens, num_draft_tokens):
+            return new_blocks
+        self.pool.free(new_blocks)
+        del table[len(table) - len(new_blocks) :]
+        return None
 
     def _note_first_run(self, sequence: Sequence, step: int, num_found: int) -> None:
         """Records a sequence's first run. `num_found`: cached tokens except those that another engine has sent."""
@@ -222,12 +243,16 @@ class Residency:
         assert sequence.num_computed_tokens == share.start, f"plans were applied out of order: {share}"
         num_draft_tokens = len(share.draft_token_ids)
         sequence.num_pending_tokens -= share.samples + num_draft_tokens
+        if share.num_drafts > 0:
+            sequence.num_predicted_tokens = 0
         sequence.again = self._tally.step if share.samples and not num_given else 0
         num_wrong = int(sequence.again > 0)
         if num_draft_tokens:
             num_wrong += judge(sequence, num_draft_tokens, max(0, num_given - 1), self._tally)
         sequence.num_scheduled_tokens -= num_wrong
         sequence.num_computed_tokens = share.start + share.num_tokens - num_wrong
+        if share.states and share.samples:
+            self.states.settle(sequence, share.start + share.num_tokens, sequence.num_computed_tokens)
         if sequence.status is Status.FINISHED:
             self._release_unless_in_flight(sequence)
         return sequence
@@ -246,6 +271,7 @@ class Residency:
     def rearrange(self, beams: list[Sequence], sources: list[int], token_ids: list[int]) -> None:
         """Makes beam i continue beam `sources[i]` with `token_ids[i]`, see `beam_group.rearrange`."""
         rearrange(beams, sources, token_ids, self.pool, self.block_size)
+        self.states.follow(beams, sources)
         for beam in beams:
             self.rows.vacate(beam)
 
@@ -256,8 +282,8 @@ class Residency:
         if len(sequence.beams) > 1:
             sequence = self._drop_further_beams(sequence.beams)
         else:
-            if sequence.reuses_kv:
-                self.swap.store(sequence)
+            if sequence.reuses_kv and self.swap.store(sequence):
+                self.states.park(sequence)
             if not sequence.has_prompt_logprobs:
                 sequence.prompt_logprobs.clear()
             self.rows.num_reserved -= sequence.num_rows - 1
@@ -284,6 +310,7 @@ class Residency:
     def forget(self, sequence: Sequence) -> None:
         """Removes a queued sequence, whose status has just become finished, from its queue and from the host."""
         self.queue_of(sequence).forget(sequence)
+        self.states.release(sequence)
         if sequence.host_blocks:
             self.swap.drop(sequence)
 
@@ -304,6 +331,8 @@ class Residency:
     def _release_unless_in_flight(self, sequence: Sequence) -> None:
         if sequence.num_in_flight:
             return
+        if not sequence.host_blocks:
+            self.states.release(sequence)
         self.pool.free(sequence.block_table)
         sequence.block_table = []
         sequence.num_published_blocks = 0

@@ -23,7 +23,7 @@ import math
 from antiphon.services.engine.core.lanes import LANES
 from antiphon.services.engine.core.lanes.admission import Admission
 from antiphon.services.engine.core.lanes.lane import Lane, Shared
-from antiphon.services.engine.core.plan import CoreLimits, StepPlan
+from antiphon.services.engine.core.plan import CoreLimits, EngineFacts, StepPlan
 from antiphon.services.engine.core.policy.speculation import SpeculationController
 from antiphon.services.engine.core.policy.step_times import StepTimes
 from antiphon.services.engine.core.residency import Residency
@@ -36,19 +36,23 @@ class Scheduler:
     """Owns the lanes and the clocks of the steps; `residency` is shared with `core`."""
 
     def __init__(
-        self, limits: CoreLimits, residency: Residency, tally: EngineCounters, prompt_logprobs: int, num_stages: int = 1
+        self,
+        limits: CoreLimits,
+        facts: EngineFacts,
+        residency: Residency,
+        tally: EngineCounters,
+        prompt_logprobs: int,
     ) -> None:
-        """`prompt_logprobs`: maximum number of a step's prompt tokens with reported log probabilities.
-
-        `num_stages`: see `EngineFacts`.
-        """
+        """`prompt_logprobs`: maximum number of a step's prompt tokens with reported log probabilities."""
         self._limits = limits
         self._residency = residency
         self._tally = tally
         self._prompt_logprobs = prompt_logprobs
-        self._num_stages = num_stages
+        self._num_stages = num_stages = facts.num_stages
         self._times = StepTimes()
-        self._speculation = SpeculationController(self._times) if limits.num_speculative_tokens else None
+        self._speculation = None
+        if limits.num_speculative_tokens:
+            self._speculation = SpeculationController(self._times, predicts=facts.has_draft_layer)
         self._admission = Admission(limits, residency)
         shared = Shared(
             limits=limits,
@@ -87,15 +91,16 @@ class Scheduler:
                 lane.schedule(builder)
         return self._close(builder)
 
-    def step_ended(self, step: int, now_s: float, num_accepted: int) -> None:
+    def step_ended(self, step: int, now_s: float, num_accepted: int, draft_s: float = 0.0) -> None:
         """Records that a step has ended, with `num_accepted` accepted draft tokens in all.
 
+        `draft_s`: see `StepResult`.
         The caller then calls `Residency.apply_result` for each sequence of the step.
         """
         self._admission.step_ended(step, now_s)
-        ended = self._times.ended(step, now_s)
+        ended = self._times.ended(step, now_s, draft_s)
         if self._speculation is not None:
-            self._speculation.step_ended(ended, num_accepted)
+            self._speculation.step_ended(ended, num_accepted, draft_s)
 
     def seconds_to_batch(self, now_s: float) -> float:
         """Returns the seconds until a gathering batch must start (see `batching`); infinite if no batch gathers."""
@@ -108,8 +113,10 @@ class Scheduler:
         return lane
 
     def _new_builder(self, now_s: float, urgent_canary: bool) -> StepBuilder:
+        self._residency.states.begin_plan(self._tally.step + 1)
         num_running = len(self._residency.running)
-        num_drafting = 0 if self._speculation is None else self._speculation.num_drafting(num_running, now_s)
+        speculation = self._speculation
+        num_drafting = 0 if speculation is None else speculation.num_drafting(num_running, now_s)
         budget = self._limits.step_tokens(num_running, num_drafting)
         room = part_of(num_running, self._num_stages) if self._num_stages > 1 else budget
         return StepBuilder(
@@ -119,6 +126,8 @@ class Scheduler:
             now_s=now_s,
             room=room,
             num_drafting=num_drafting,
+            predicts=speculation is not None and speculation.predicts(num_running, now_s),
+            predicts_prompts=speculation is not None and speculation.predicts_prompts(now_s),
             urgent_canary=urgent_canary,
         )
 
@@ -131,8 +140,9 @@ class Scheduler:
             self._residency.enter(sequence)
         self._tally.step = builder.step
         # Only steps in which every sequence decodes one token tell how long a token takes.
-        if builder.num_tokens == len(builder.scheduled) + builder.num_draft_tokens:
-            self._times.planned(builder.step, builder.now_s, len(builder.scheduled), builder.num_draft_tokens)
+        num_sequences = len(builder.scheduled)
+        decodes = builder.num_tokens == num_sequences + builder.num_draft_tokens
+        self._times.planned(builder.step, builder.now_s, num_sequences, builder.num_draft_tokens, decodes=decodes)
         rows, swap = self._residency.rows, self._residency.swap
         swap_out, swap_in = swap.announce() if swap.out or swap.back else ((), ())
         return StepPlan(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from antiphon.services.engine.core.adapter_slots import NO_SLOT
+from antiphon.services.engine.core.drafts.drafter import Drafter
 from antiphon.services.engine.core.plan import PlacedImage
-from antiphon.services.engine.core.prompt_lookup import PromptLookup
 from antiphon.services.engine.core.request import Adapter, SequenceSpec
 from antiphon.services.engine.core.stopping import StopRules
 from antiphon.shared.messages import PromptLogprobs
@@ -111,6 +111,9 @@ class Sequence:
     num_pending_tokens: int = 0
     num_drafted_tokens: int = 0
     """Number of draft tokens in flight. While it is not 0, nothing more of this sequence is scheduled."""
+    num_predicted_tokens: int = 0
+    """Number of draft tokens that a plan in flight asks the draft layer for. While it is not 0, nothing more of this
+    sequence is scheduled, as the next step is to have these drafts."""
     waits_for_tokens: bool = False
     """Whether nothing more of this sequence is scheduled while a plan in flight samples its next token
     (`EngineFacts.num_stages`)."""
@@ -125,7 +128,7 @@ class Sequence:
     """
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
-    prompt_lookup: PromptLookup | None = None
+    drafter: Drafter | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
     """Log probabilities of the prompt that the worker has reported and that have not been passed on yet."""
@@ -135,6 +138,14 @@ class Sequence:
     beams: list["Sequence"] = field(default_factory=list["Sequence"])
     """All beams of this sequence's beam search, itself included (one shared list); empty without beam search. They are
     preempted together. Their tokens are rewritten by `beam_group.rearrange`."""
+    state: int = -1
+    """Slot of the recurrent state after the scheduled tokens (`kv.states`); -1: none, before the first token."""
+    state_trail: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(number of tokens, slot) of the states to which the results of steps in flight may take the sequence back."""
+    state_share: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
+    """The slots of the step that is being planned: `ScheduledSequence.state` and `states`."""
+    snapshots_at: tuple[int, ...] = ()
+    """Numbers of tokens after which a snapshot of the state is kept, besides the regular ones."""
     num_rows: int = 1
     """Number of rows that must be free when the sequence joins: its own and those of its further beams."""
     copied_block: int | None = None
@@ -194,11 +205,15 @@ class Sequence:
     def num_unscheduled_tokens(self) -> int:
         """Number of tokens that the next plan can compute.
 
-        0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length. Also 0 while
-        a beam's next token is in flight, because that token may continue another beam; and, for a sequence that
-        `waits_for_tokens`, while its next token is in flight.
+        0 while draft tokens are in flight or are being predicted, or if the tokens in flight reach the sequence's
+        maximum length. Also 0 while a beam's next token is in flight, because that token may continue another beam;
+        and, for a sequence that `waits_for_tokens`, while its next token is in flight.
         """
-        if self.num_drafted_tokens or (self.num_pending_tokens and (self.waits_for_tokens or self.beams)):
+        if (
+            self.num_drafted_tokens
+            or self.num_predicted_tokens
+            or (self.num_pending_tokens and (self.waits_for_tokens or self.beams))
+        ):
             return 0
         ahead = len(self.tokens) + self.num_pending_tokens
         if self.num_pending_tokens and ahead >= self.num_prompt_tokens + self.rules.max_tokens:

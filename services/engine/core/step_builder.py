@@ -33,6 +33,10 @@ class StepBuilder:
     """Number of decoding sequences (with one token to compute) that may still be scheduled."""
     num_drafting: int = 0
     """Number of sequences that may still get draft tokens in this step."""
+    predicts: bool = False
+    """Whether the draft layer may predict tokens after this step."""
+    predicts_prompts: bool = False
+    """Whether the draft layer may compute parts of prompts in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
     canary: Sequence | None = None
@@ -62,6 +66,7 @@ class StepBuilder:
         samples = at_end and not pools
         reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
         decodes = num_tokens == 1
+        num_drafts = self._num_drafts(sequence, samples, decodes) if sequence.drafter is not None else -1
         num_tokens += len(draft_tokens)
         self.scheduled.append(
             ScheduledSequence(
@@ -73,12 +78,16 @@ class StepBuilder:
                 draft_token_ids=draft_tokens,
                 num_prompt_logprobs=reports,
                 pools=pools,
+                num_drafts=num_drafts,
+                state=sequence.state_share[0],
+                states=sequence.state_share[1],
             )
         )
         self.prompt_logprobs -= reports
         sequence.num_scheduled_tokens = start + num_tokens
         sequence.num_pending_tokens += samples + len(draft_tokens)
         sequence.num_drafted_tokens = len(draft_tokens)
+        sequence.num_predicted_tokens = max(0, num_drafts)
         sequence.num_in_flight += 1
         sequence.again = 0
         self.num_tokens += num_tokens
@@ -86,6 +95,15 @@ class StepBuilder:
         self.num_drafting -= bool(draft_tokens)
         self.room -= decodes
         self.budget = max(0, self.budget - num_tokens)
+
+    def _num_drafts(self, sequence: Sequence, samples: bool, decodes: bool) -> int:
+        """Returns `ScheduledSequence.num_drafts`."""
+        predicted = None if sequence.drafter is None else sequence.drafter.predicted
+        if predicted is None or not (self.predicts if decodes else self.predicts_prompts):
+            return -1
+        # The step samples one token, and the next one another, besides the drafts.
+        most = sequence.rules.max_tokens - sequence.num_output_tokens - 2
+        return min(predicted.num_wanted(), max(0, most)) if samples and self.predicts else 0
 
     def refill(self, beam: Sequence) -> None:
         """Makes the plan send a beam completely, and copy the partly filled block that it shares."""

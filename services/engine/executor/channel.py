@@ -17,6 +17,7 @@ from antiphon.services.engine.core.plan import StepPlan, StepResult
 from antiphon.services.engine.executor.adapter_parts import AdapterMessage
 from antiphon.services.engine.executor.image_parts import EmbeddingsPart
 from antiphon.services.engine.parallel.meeting import Meeting
+from antiphon.shared.messages import DeviceMemory
 from antiphon.shared.parameters.grammar import Grammar
 
 _LENGTH = struct.Struct("<Q")
@@ -53,13 +54,15 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
     configuration: str
     content: str
+    gpus: tuple[DeviceMemory, ...] = ()
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
-    """Reply: a plan has been computed."""
+    """Reply: a plan has been computed. `gpus`: memory of the rank's GPUs, if it has changed since the last reply."""
 
     step: int
     digest: bytes
+    gpus: tuple[DeviceMemory, ...] = ()
 
 
 Command = Start | RunPlan | Collect | CompileGrammar | AdapterMessage | EmbeddingsPart

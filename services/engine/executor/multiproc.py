@@ -119,8 +119,10 @@ class MultiprocExecutor(Executor):
                 reply = rank.channel.reply()
             except ChannelClosed as error:
                 raise RankFailed(self._failure or rank.ended()) from error
-            if reply != Computed(result.step, digest):
+            if not isinstance(reply, Computed) or (reply.step, reply.digest) != (result.step, digest):
                 raise RankFailed(f"rank {rank.number} computed other tokens in step {result.step} than rank 0")
+            if reply.gpus:
+                rank.uses(reply.gpus)
         return result
 
     def compile_grammar(self, grammar: Grammar) -> None:
@@ -131,6 +133,11 @@ class MultiprocExecutor(Executor):
     def kv_memory(self) -> KvMemory:
         """See Executor. All ranks must be on this machine (`parallel.exchanges_kv`)."""
         whole = self._whole
+        if whole.layer_kv_heads:
+            raise SettingsError(
+                "--role: the layers of this model differ in their heads, and ranks exchange no such blocks; leave out "
+                "the role, or use one rank"
+            )
         parts = list(parts_of(whole, self._shards, [None, *(rank.blocks for rank in self._ranks)]))
         return RankMemory(super().kv_memory(), parts, whole.num_layers, whole.num_kv_heads)
 
@@ -216,6 +223,7 @@ def _check_loaded(rank: Rank, facts: EngineFacts) -> None:
         raise RankFailed(rank.ended()) from error
     if not isinstance(reply, Loaded):
         raise RankFailed(f"rank {rank.number} has answered out of turn")
+    rank.uses(reply.gpus)
     if reply.content != facts.content:
         raise SettingsError(f"rank {rank.number} has other weights than rank 0: all machines need the same files")
     if reply.configuration != facts.configuration:

@@ -38,6 +38,7 @@ from antiphon.shared.distributed.machines import addresses
 from antiphon.shared.distributed.world import AGAIN, rank_key
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, add_flags, flag, normalise, parse
+from antiphon.shared.observability import resources
 from antiphon.shared.observability.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def serve(executor: Executor, channel: Channel, plans_max: int) -> None:
     by then, and earlier stages do not wait for it. Otherwise it collects when the first rank does.
     """
     adapters = None if executor.adapters is None else AdapterReceiver(executor.adapters)
-    embeddings = EmbeddingsReceiver()
+    embeddings, told_gpus = EmbeddingsReceiver(), resources.gpus()
     num_early = 0
     while True:
         try:
@@ -117,7 +118,8 @@ def serve(executor: Executor, channel: Channel, plans_max: int) -> None:
             num_early -= 1
             continue
         result = executor.collect()
-        channel.send(Computed(result.step, digest_of(result)))
+        known, told_gpus = told_gpus, resources.gpus()
+        channel.send(Computed(result.step, digest_of(result), told_gpus if told_gpus != known else ()))
 
 
 def main(argv: list[str], key: bytes | None = None) -> int:
@@ -128,7 +130,7 @@ def main(argv: list[str], key: bytes | None = None) -> int:
     parser = argparse.ArgumentParser(prog="rank", allow_abbrev=False)
     add_flags(parser, RankSettings)
     settings = parse(RankSettings, parser.parse_args(normalise(argv)))
-    configure_logging(settings.log_level, f"rank-{settings.rank}")
+    configure_logging(settings.log_level, f"rank-{settings.rank}", settings.log_format)
     try:
         channel = _channel(settings, key)
     except (SettingsError, JoinRefused) as error:
@@ -164,7 +166,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
         arguments = executor.kv_memory(), socket.socket(fileno=settings.blocks)
         threading.Thread(target=serve_blocks, args=arguments, name="rank-kv", daemon=True).start()
     try:
-        channel.send(Loaded(facts.num_blocks, facts.configuration, facts.content))
+        channel.send(Loaded(facts.num_blocks, facts.configuration, facts.content, resources.gpus()))
         logger.info("rank %d is ready", settings.rank)
         serve(executor, channel, ranks.shard.pp_size - ranks.shard.pp_rank)
     except (RuntimeError, ChannelClosed) as error:

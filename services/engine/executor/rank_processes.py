@@ -15,6 +15,8 @@ from antiphon.services.engine.executor.channel import Channel
 from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import to_argv
+from antiphon.shared.messages import DeviceMemory
+from antiphon.shared.observability import resources
 
 END_S = 5.0
 """Seconds that a rank has to end before it is killed."""
@@ -34,6 +36,9 @@ class Rank:
 
     def __init__(self, number: int, place: str, end: socket.socket) -> None:
         self.number, self.channel, self._place = number, Channel(end), place
+
+    def uses(self, gpus: tuple[DeviceMemory, ...]) -> None:
+        """Records what the rank has told of its GPUs. Those of other machines are not shown."""
 
     def ended(self) -> str:
         """Returns a sentence that says that this rank has ended, and how if that is known."""
@@ -63,6 +68,11 @@ class LocalRank(Rank):
         )  # fmt: skip
         with theirs, their_blocks:
             self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
+        resources.add_child(self._process.pid)
+
+    def uses(self, gpus: tuple[DeviceMemory, ...]) -> None:
+        """See Rank."""
+        resources.set_gpus_of_child(self._process.pid, gpus)
 
     def ended(self) -> str:
         """See Rank."""
@@ -78,6 +88,7 @@ class LocalRank(Rank):
         self._hang_up()
         try:
             self._process.wait(END_S)
+            resources.remove_child(self._process.pid)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -85,6 +96,7 @@ class LocalRank(Rank):
         """See Rank."""
         self._process.kill()
         self._process.wait()
+        resources.remove_child(self._process.pid)
         self._hang_up()
 
     def _hang_up(self) -> None:

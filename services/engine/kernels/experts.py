@@ -5,6 +5,8 @@
     logits [n, experts] → scores in float32: their softmax, or the sigmoid of each
     weights: the k largest scores, divided by their sum if `normalise`, times a scale
 
+The weights may multiply the experts' inputs in place of their outputs: y = Σ_e expert_e(w_e · x).
+
 A correction [experts] is added to the scores only for the selection (arXiv 2408.15664). With groups (arXiv 2412.19437),
 each group has the sum of its best scores, usually the best two, and the experts are selected from the groups with the
 highest sums.
@@ -72,6 +74,7 @@ def mixed_experts(
     gate_up: Sequence[Product],
     down: Sequence[Product],
     activation: Activation,
+    weighted_inputs: bool = False,
 ) -> Tensor:
     """Returns y [n, hidden], see the module.
 
@@ -87,7 +90,10 @@ def mixed_experts(
         if not count:
             continue
         group = slice(first, first + count)
-        inner = activation(gate_up[expert](x.index_select(0, tokens[group])))
-        mixed.index_add_(0, tokens[group], (down[expert](inner) * shares[group]).to(x.dtype))
+        inputs = x.index_select(0, tokens[group])
+        if weighted_inputs:
+            inputs = (inputs * shares[group]).to(x.dtype)
+        outputs = down[expert](activation(gate_up[expert](inputs)))
+        mixed.index_add_(0, tokens[group], (outputs if weighted_inputs else outputs * shares[group]).to(x.dtype))
         first += count
     return mixed

@@ -5,7 +5,8 @@
     queries                  [num_tokens, heads, head_dim]; query head h reads key head h // (heads / kv_heads)
     keys, values             [num_tokens, kv_heads, head_dim], the step's own
 
-A query at position p sees keys at positions [max(0, p - window + 1), p]. A query in a span of tokens that attend to
+A query at position p sees keys at positions [max(0, p - window + 1), p]; if windows are chunks, it sees those at
+[p - p mod window, p]. A query in a span of tokens that attend to
 each other (`Spans`) also sees the keys up to the end of the span. With a soft cap a score s becomes cap · tanh(s / cap)
 before the mask. A sink (arXiv 2309.17453) is one more score of a head, with a value of zero: it takes a part of the
 softmax's sum. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are part of the masks. There
@@ -59,6 +60,8 @@ class AttentionShape:
     device: torch.device
     alibi_slopes: Tensor | None = None
     """[kv_heads, heads / kv_heads] float32; None: no linear biases."""
+    chunked_windows: bool = False
+    """Whether windows are chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,13 @@ def plan_attention(
     return AttentionBatch(tuple(decodes), tuple(tiles))
 
 
+def first_keys(positions: Integers, window: int | None, chunked: bool) -> Integers:
+    """Returns the position of the first key that a query at each of the positions sees."""
+    if window is None:
+        return np.zeros_like(positions)
+    return positions - positions % window if chunked else np.maximum(positions - window + 1, 0)
+
+
 def _group(seq_lens: Integers, shape: AttentionShape) -> Iterator[Integers]:
     """Yields the indices of each batch, longest sequences first, with little padding and within `GATHER_BYTES_MAX`."""
     order = np.argsort(-seq_lens, kind="stable")
@@ -201,7 +211,7 @@ def _group(seq_lens: Integers, shape: AttentionShape) -> Iterator[Integers]:
 def _decode_batch(
     tokens: Tensor | None, seq_lens: Integers, block_tables: Integers, window: int | None, shape: AttentionShape
 ) -> DecodeBatch:
-    starts = np.zeros_like(seq_lens) if window is None else np.maximum(seq_lens - window, 0)
+    starts = first_keys(seq_lens - 1, window, shape.chunked_windows)
     first_blocks, last_blocks = starts // shape.block_size, (seq_lens - 1) // shape.block_size
     width = int((last_blocks - first_blocks).max()) + 1
     # A sequence is padded with its own last block, so that no other sequence's block is read.
@@ -241,7 +251,8 @@ def _tiles(
         rows = min(rows_max, count - offset)
         first_query, end = context + offset, context + offset + rows
         query_positions = np.arange(first_query, end)[:, None]
-        oldest = 0 if window is None else max(0, first_query - window + 1)
+        first_of_each = first_keys(query_positions, window, shape.chunked_windows)
+        oldest = int(first_of_each[0, 0])
         ours = [span for span in spans if span[0] < end and span[1] > first_query]
         end = max((end, *(span[1] for span in ours)))
         if context == 0:
@@ -255,7 +266,7 @@ def _tiles(
         for span in ours:
             visible |= _within(query_positions, span) & _within(key_positions, span)
         if window is not None:
-            visible &= key_positions > query_positions - window
+            visible &= key_positions >= first_of_each
         mask = _mask(visible, shape)
         if shape.alibi_slopes is not None:
             mask = mask + _biases(key_positions - query_positions, shape.alibi_slopes[:, :, None, None], shape)

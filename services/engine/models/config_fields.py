@@ -29,6 +29,7 @@ _ACTIVATIONS: dict[str, ActivationKind] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 _KINDS_WITHOUT_EFFECT = ("default", "dynamic")
 """`dynamic` scales only beyond the model's own context, and sequences here are limited to that context."""
@@ -106,6 +107,30 @@ def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def unrotated_layers(config: Config) -> frozenset[int]:
+    """Returns the layers with a 0 in `no_rope_layers`; without that list, every n-th layer.
+
+    n is `no_rope_layer_interval`, or 4.
+    """
+    num_layers, interval = integer(config, "num_hidden_layers"), integer(config, "no_rope_layer_interval", 4)
+    rotated = config.get("no_rope_layers")
+    if not rotated:
+        return frozenset(layer for layer in range(num_layers) if (layer + 1) % interval == 0)
+    if not isinstance(rotated, list) or len(rotated) < num_layers:
+        raise config_error(f"'no_rope_layers' must list {num_layers} layers.")
+    return frozenset(layer for layer in range(num_layers) if not rotated[layer])
+
+
+def expert_layers(config: Config, first: int) -> frozenset[int]:
+    """Returns the layers that `mlp_layer_types` calls `sparse`; without that list, those from `first` on."""
+    num_layers, kinds = integer(config, "num_hidden_layers"), config.get("mlp_layer_types")
+    if kinds is None:
+        return frozenset(range(first, num_layers))
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
+        raise config_error(f"'mlp_layer_types' must say 'dense' or 'sparse' for each of {num_layers} layers.")
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+
+
 def activation(config: Config, name: str = "hidden_act", default: str = "silu") -> ActivationKind:
     """Returns the activation function that a field names."""
     asked = config.get(name) or default
@@ -169,11 +194,16 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
     """
     fields = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = fields.get("rope_type") or fields.get("type") or "default"
-    rotary_dim = int(head_dim * number(fields, "partial_rotary_factor", 1.0))
+    share = number(fields, "partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * share)
     theta = number(fields, "rope_theta", _DEFAULT_THETA)
     max_positions = integer(config, "max_position_embeddings", 2048)
     if kind in _KINDS_WITHOUT_EFFECT:
         return RopeParameters(rotary_dim=rotary_dim, theta=theta), max_positions
+    if kind == "proportional":
+        turned, factor = int(share * head_dim // 2), number(fields, "factor", 1.0)
+        rope = RopeParameters(rotary_dim=head_dim, theta=theta, kind=kind, factor=factor, num_turned=turned)
+        return rope, max_positions
     if kind == "longrope":
         return _longrope(config, fields, rotary_dim, theta)
     if kind not in get_args(RopeKind):
@@ -198,27 +228,49 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
     return rope, _scaled_positions(rope, max_positions)
 
 
-def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> tuple[RopeParameters, int]:
-    """Returns longrope for the original context, and that context's length.
+def ropes_by_kind(config: Config, head_dim: int, usual: Mapping[str, Config]) -> dict[str, Any]:
+    """Returns fields of a description: the rotary embedding of layers that see all tokens, and of those with a window.
 
-    The original context has its own divisors (`short_factor`). Longer contexts are not supported, because with them the
-    rotation of all positions would change.
+    `rope_parameters` has an object for `full_attention` and one for `sliding_attention`; `usual`: those that it lacks.
     """
-    divisors = fields.get("short_factor")
-    if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2:
-        raise config_error(f"positions scaled by longrope need a 'short_factor' of {rotary_dim // 2} numbers.")
+    found, context = config.get("rope_parameters") or {}, config.get("max_position_embeddings")
+    if found and not usual.keys() & found.keys():
+        raise config_error(f"'rope_parameters' must have an object for each kind of layer: {', '.join(usual)}.")
+    given = {**usual, **found}
+    (rope, longest), (local_rope, _) = (
+        rope_parameters({"rope_parameters": given.get(kind), "max_position_embeddings": context}, head_dim)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    return {"rope": rope, "local_rope": local_rope, "max_positions": longest}
+
+
+def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> tuple[RopeParameters, int]:
+    """Returns longrope with the divisors of the original context, and the longest context with those of long ones.
+
+    Which divisors are used, `short_factor` or `long_factor`, is decided by `DecoderDescription.for_context`.
+    """
+    divisors = _divisors(fields, "short_factor", rotary_dim // 2)
     original = integer(fields, "original_max_position_embeddings")
-    stretch = integer(config, "max_position_embeddings", original) / original
+    longest = max(integer(config, "max_position_embeddings", original), original)
+    stretch = number(fields, "factor", integer(config, "max_position_embeddings", original) / original)
     usual = 1.0 if stretch <= 1.0 else math.sqrt(1 + math.log(stretch) / math.log(original))
-    scale = number(fields, "attention_factor", usual)
     rope = RopeParameters(
         rotary_dim=rotary_dim,
         theta=theta,
         kind="longrope",
-        divisors=tuple(map(float, divisors)),
-        attention_factor=scale,
+        original_max_positions=original,
+        divisors=divisors,
+        long_divisors=_divisors(fields, "long_factor", rotary_dim // 2) if longest > original else (),
+        attention_factor=number(fields, "attention_factor", usual),
     )
-    return rope, original
+    return rope, longest
+
+
+def _divisors(fields: Config, name: str, count: int) -> tuple[float, ...]:
+    divisors = fields.get(name)
+    if not isinstance(divisors, list) or len(divisors) != count:
+        raise config_error(f"positions scaled by longrope need a '{name}' of {count} numbers.")
+    return tuple(map(float, divisors))
 
 
 def _scaled_positions(rope: RopeParameters, max_positions: int) -> int:

@@ -9,7 +9,7 @@ selected once, from the model's description and the kinds of its weights; the fo
 optional parts are `None`. A decoder has no state: weights and KV caches are passed to it. Called by the worker.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,11 +18,32 @@ from torch import Tensor
 
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layers.attention import Attention, StepInputs
+from antiphon.services.engine.models.layers.ending import ExpertsBeside, LayerEnding, LayerInputWeights
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights
 from antiphon.services.engine.models.layers.linear import Linear
 from antiphon.services.engine.models.layers.mlp import Mlp
 from antiphon.services.engine.models.layers.norm import Norm
+from antiphon.services.engine.models.layers.recurrent import (
+    ChannelDeltaWeights,
+    ChannelSpaceWeights,
+    ConvolutionWeights,
+    DeltaWeights,
+    Recurrent,
+    RecurrentWeights,
+    StateSpaceWeights,
+)
 from antiphon.services.engine.models.operations import TORCH_OPERATIONS, Operations
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """The weights that a draft layer has besides those of other layers. `input` [hidden, 2 hidden]."""
+
+    input: Linear
+    embedding_norm: Norm
+    hidden_norm: Norm
+    norm: Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +53,10 @@ class LayerWeights:
     input_norm: Norm | None
     """None: attention reads the residual stream directly."""
     qkv: Linear
-    """The projections of the hidden states: queries, keys and values, or those of latent attention."""
+    """The projections of the hidden states: queries, keys and values, or those of latent attention, or `mix_in`."""
     o: Linear
     mlp_norm: Norm | None
-    """None: the MLP reads the output of `input_norm`, or the residual stream if there is none."""
+    """None: the MLP reads the output of `input_norm`, or the residual stream if there is none; or `mlp` is `NoMlp`."""
     mlp: Mlp
     qk_norm: Tensor | None = None
     after_attention_norm: Norm | None = None
@@ -44,6 +65,18 @@ class LayerWeights:
     """[heads] float32: the score of each head's sink."""
     latent: LatentWeights | None = None
     """Weights of latent attention besides `qkv` and `o`."""
+    gate: Linear | None = None
+    """The projection `attention_gate` or `mix_gate`."""
+    experts_beside: ExpertsBeside | None = None
+    """Experts beside `mlp`."""
+    ending: LayerEnding | None = None
+    """What the layer does after the MLP."""
+    recurrent: RecurrentWeights | None = None
+    """Set for a layer that has a recurrent state: its weights besides the projections."""
+    beside: tuple[Linear, Linear] | None = None
+    """`mix_in` and `mix_out` of a layer that has attention too, whose projections are `qkv` and `o`."""
+    draft: DraftWeights | None = None
+    """Set for a draft layer (`DecoderDescription.num_draft_layers`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +88,7 @@ class DecoderWeights:
     final_norm: Norm
     head: Linear
     positions: Tensor | None = None
+    layer_inputs: LayerInputWeights | None = None
     nbytes: int = 0
     """Bytes of all weights, as loaded."""
 
@@ -146,7 +180,11 @@ class Decoder:
             self._embedding_scale = embedding.new_tensor(scale) if description.rounded_embedding_scale else scale
         blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed, "post_normed": _PostNormed}
         block = blocks[description.residual]
-        self._blocks = tuple(block(index, layer, self._attention) for index, layer in enumerate(weights.layers))
+        recurrent = _recurrent(description, weights, operations)
+        self._blocks = tuple(
+            block(layer, _Mixer(index, layer, self._attention, recurrent, description))
+            for index, layer in enumerate(weights.layers)
+        )
 
     @property
     def weights(self) -> object:
@@ -170,6 +208,8 @@ class Decoder:
             hidden = self.embed(ids, positions)
         else:
             hidden = stage.receive(len(ids), self._weights.embedding)
+        if self._weights.layer_inputs is not None:
+            step = replace(step, layer_inputs=self._weights.layer_inputs(ids, hidden))
         hidden = self.layers(hidden, positions, step)
         if stage is not None and not stage.is_last:
             stage.send(hidden)
@@ -179,9 +219,24 @@ class Decoder:
     def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
         """Hidden [num_tokens, hidden] → the same after the last layer; writes the step's keys and values."""
         prepared = self._attention.prepare(positions)
-        for block in self._blocks:
+        for block in self._blocks[: self.description.num_model_layers]:
             hidden = block(hidden, prepared, step)
         return hidden
+
+    def draft(
+        self, ids: Tensor, positions: Tensor, step: StepInputs, hidden: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the draft layer's hidden states of `tokens` [n, hidden], behind its norm, and logits [n, vocab].
+
+        `ids` [num_tokens]: of each token of the step the token after it; `hidden` [num_tokens, hidden]: hidden states
+        of the tokens behind the final norm, or those that an earlier call has returned. Writes keys and values.
+        """
+        draft = self._weights.layers[-1].draft
+        assert draft is not None, "the model has no draft layer"
+        both = draft.embedding_norm(self.embed(ids, positions)), draft.hidden_norm(hidden)
+        states = self._blocks[-1](draft.input(torch.cat(both, dim=1)), self._attention.prepare(positions), step)
+        states = draft.norm(states.index_select(0, tokens))
+        return states, self.logits(states)
 
     def step_logits(self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor | None) -> Tensor:
         """See `LanguageModel`."""
@@ -237,33 +292,91 @@ def _attention(description: DecoderDescription, weights: DecoderWeights, operati
     return operations.latent_attention(description, description.latent, latents, weights.embedding)
 
 
-class _Sequential:
-    """A layer whose MLP reads the residual stream after attention was added to it."""
+def _recurrent(description: DecoderDescription, weights: DecoderWeights, operations: Operations) -> Recurrent | None:
+    found = {index: one.recurrent for index, one in enumerate(weights.layers)}
+    if isinstance(description.recurrent, GatedDelta):
+        deltas = {index: one for index, one in found.items() if isinstance(one, DeltaWeights)}
+        return operations.delta(description.recurrent, deltas)
+    if isinstance(description.recurrent, StateSpace):
+        spaces = {index: one for index, one in found.items() if isinstance(one, StateSpaceWeights)}
+        return operations.state_space(description.recurrent, spaces)
+    if isinstance(description.recurrent, ChannelSpace):
+        channels = {index: one for index, one in found.items() if isinstance(one, ChannelSpaceWeights)}
+        return operations.channel_space(description.recurrent, channels)
+    if isinstance(description.recurrent, ChannelDelta):
+        rules = {index: one for index, one in found.items() if isinstance(one, ChannelDeltaWeights)}
+        return operations.channel_delta(description.recurrent, rules)
+    convolutions = {index: one for index, one in found.items() if isinstance(one, ConvolutionWeights)}
+    return operations.convolution(convolutions) if convolutions else None
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
-        assert layer.input_norm is not None
-        assert layer.mlp_norm is not None
+
+class _Mixer:
+    """What a layer does between its first norm and its output projection: attention, or what it has in its place."""
+
+    def __init__(
+        self,
+        index: int,
+        layer: LayerWeights,
+        attention: Attention,
+        recurrent: Recurrent | None,
+        description: DecoderDescription,
+    ) -> None:
         self._index, self._layer, self._attention = index, layer, attention
-        self._input_norm, self._mlp_norm = layer.input_norm, layer.mlp_norm
+        self._gate_kind, self._scale = description.gate_kind, description.attended_scale
+        self._recurrent = recurrent if layer.recurrent is not None else None
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
         layer = self._layer
-        attended = self._attention.attend(self._index, layer.qkv(self._input_norm(hidden)), prepared, step)
-        hidden = layer.o.add_to(hidden, attended)
-        return layer.mlp.add_to(hidden, self._mlp_norm(hidden))
+        if self._recurrent is not None and layer.beside is None:
+            gates = None if layer.gate is None else layer.gate(hidden)
+            return self._recurrent.mix(self._index, layer.qkv(hidden), gates, step)
+        attended = self._attention.attend(self._index, layer.qkv(hidden), prepared, step)
+        if self._scale != 1.0:
+            attended = attended * self._scale
+        return attended if layer.gate is None else self._gated(attended, layer.gate(hidden))
+
+    def add_beside(self, residual: Tensor, hidden: Tensor, step: StepInputs) -> Tensor:
+        """Returns the residual [n, hidden] with the output of the mixer beside attention, if there is one."""
+        if self._layer.beside is None:
+            return residual
+        assert self._recurrent is not None
+        first, last = self._layer.beside
+        return last.add_to(residual, self._recurrent.mix(self._index, first(hidden), None, step))
+
+    def _gated(self, attended: Tensor, gates: Tensor) -> Tensor:
+        """Attended [n, values] and gates [n, values], or [n, heads], → attended · f(gates)."""
+        factors = gates.sigmoid() if self._gate_kind == "sigmoid" else F.softplus(gates.float()).to(gates.dtype)
+        if gates.shape == attended.shape:
+            return attended * factors
+        return (attended.unflatten(1, (gates.shape[1], -1)) * factors[:, :, None]).flatten(1)
+
+
+class _Sequential:
+    """A layer whose MLP, if it has one, reads the residual stream after attention was added to it."""
+
+    def __init__(self, layer: LayerWeights, mixer: _Mixer) -> None:
+        assert layer.input_norm is not None
+        self._layer, self._mixer = layer, mixer
+        self._input_norm, self._mlp_norm = layer.input_norm, layer.mlp_norm
+
+    def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        layer, normed = self._layer, self._input_norm(hidden)
+        attended = self._mixer(normed, prepared, step)
+        hidden = self._mixer.add_beside(layer.o.add_to(hidden, attended), normed, step)
+        return hidden if self._mlp_norm is None else layer.mlp.add_to(hidden, self._mlp_norm(hidden))
 
 
 class _Parallel:
     """A layer whose attention and MLP both read the layer's input, through one norm or two."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
+    def __init__(self, layer: LayerWeights, mixer: _Mixer) -> None:
         assert layer.input_norm is not None
-        self._index, self._layer, self._attention, self._norm = index, layer, attention, layer.input_norm
+        self._layer, self._mixer, self._norm = layer, mixer, layer.input_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
         layer = self._layer
         normed = self._norm(hidden)
-        attended = self._attention.attend(self._index, layer.qkv(normed), prepared, step)
+        attended = self._mixer(normed, prepared, step)
         inner = normed if layer.mlp_norm is None else layer.mlp_norm(hidden)
         return layer.mlp.add_to(layer.o.add_to(hidden, attended), inner)
 
@@ -271,33 +384,37 @@ class _Parallel:
 class _Normed:
     """A sequential layer that also normalises the outputs of attention and MLP."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
+    def __init__(self, layer: LayerWeights, mixer: _Mixer) -> None:
         assert layer.input_norm is not None
         assert layer.mlp_norm is not None
         assert layer.after_attention_norm is not None
         assert layer.after_mlp_norm is not None
-        self._index, self._layer, self._attention = index, layer, attention
+        self._layer, self._mixer = layer, mixer
         self._input_norm, self._mlp_norm = layer.input_norm, layer.mlp_norm
         self._after_attention, self._after_mlp = layer.after_attention_norm, layer.after_mlp_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
         layer = self._layer
-        attended = self._attention.attend(self._index, layer.qkv(self._input_norm(hidden)), prepared, step)
+        attended = self._mixer(self._input_norm(hidden), prepared, step)
         hidden = self._after_attention.add_to(hidden, layer.o(attended))
-        return self._after_mlp.add_to(hidden, layer.mlp(self._mlp_norm(hidden)))
+        inner = layer.mlp(self._mlp_norm(hidden))
+        if layer.experts_beside is not None:
+            inner = layer.experts_beside.added_to(inner, hidden)
+        hidden = self._after_mlp.add_to(hidden, inner)
+        return hidden if layer.ending is None else layer.ending(hidden, step.layer_inputs)
 
 
 class _PostNormed:
     """A layer that normalises the outputs of attention and MLP, but not their inputs."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
+    def __init__(self, layer: LayerWeights, mixer: _Mixer) -> None:
         assert layer.after_attention_norm is not None
         assert layer.after_mlp_norm is not None
-        self._index, self._layer, self._attention = index, layer, attention
+        self._layer, self._mixer = layer, mixer
         self._after_attention, self._after_mlp = layer.after_attention_norm, layer.after_mlp_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
         layer = self._layer
-        attended = self._attention.attend(self._index, layer.qkv(hidden), prepared, step)
+        attended = self._mixer(hidden, prepared, step)
         hidden = self._after_attention.add_to(hidden, layer.o(attended))
         return self._after_mlp.add_to(hidden, layer.mlp(hidden))

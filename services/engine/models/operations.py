@@ -4,14 +4,36 @@
 weight loader, which creates the parts, and by the decoder, which combines them.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
-from antiphon.services.engine.models.description import ActivationKind, DecoderDescription, LatentAttention, NormKind
+from antiphon.services.engine.models.description import (
+    UNSCALED,
+    ActivationKind,
+    DecoderDescription,
+    LatentAttention,
+    NormKind,
+)
 from antiphon.services.engine.models.layers.attention import Attention, ReferenceAttention
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights, ReferenceLatentAttention
 from antiphon.services.engine.models.layers.linear import DenseLinear, Linear, make_linear
 from antiphon.services.engine.models.layers.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from antiphon.services.engine.models.layers.norm import Norm, make_norm
+from antiphon.services.engine.models.layers.recurrent import (
+    ChannelDeltaWeights,
+    ChannelSpaceWeights,
+    ConvolutionWeights,
+    DeltaWeights,
+    Recurrent,
+    ReferenceChannelDelta,
+    ReferenceChannelSpace,
+    ReferenceConvolution,
+    ReferenceDelta,
+    ReferenceStateSpace,
+    StateSpaceWeights,
+)
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 
@@ -30,9 +52,20 @@ class Operations:
         """Returns a linear layer that does not copy its weight, because the weight is also used elsewhere."""
         return DenseLinear(weight)
 
-    def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
-        """Returns an MLP. If it is gated, `up` computes gate and up together."""
-        return (GatedMlp if gated else PlainMlp)(up, down, activation)
+    def mlp(
+        self,
+        up: Linear,
+        down: Linear,
+        activation: ActivationKind,
+        gated: bool,
+        numbers: Tensor | None = None,
+        scales: tuple[float, float] = UNSCALED,
+    ) -> Mlp:
+        """Returns an MLP. If it is gated, `up` computes gate and up together. `numbers` [4] float32: those of xielu.
+
+        `scales`: see `DecoderDescription.mlp_scales`.
+        """
+        return GatedMlp(up, down, activation, scales) if gated else PlainMlp(up, down, activation, numbers)
 
     def expert_mlp(self, parts: ExpertParts) -> Mlp:
         """Returns a mixture of experts."""
@@ -53,6 +86,26 @@ class Operations:
     ) -> Attention:
         """Returns the attention over latents of all layers; see `ReferenceLatentAttention`."""
         return ReferenceLatentAttention(description, shape, weights, like)
+
+    def convolution(self, weights: Mapping[int, ConvolutionWeights]) -> Recurrent:
+        """Returns the gated short convolutions of the layers that have them; see `ShortConvolution`."""
+        return ReferenceConvolution(weights)
+
+    def delta(self, shape: GatedDelta, weights: Mapping[int, DeltaWeights]) -> Recurrent:
+        """Returns the gated delta rule of the layers that have it."""
+        return ReferenceDelta(shape, weights)
+
+    def state_space(self, shape: StateSpace, weights: Mapping[int, StateSpaceWeights]) -> Recurrent:
+        """Returns the state spaces of the layers that have them."""
+        return ReferenceStateSpace(shape, weights)
+
+    def channel_space(self, shape: ChannelSpace, weights: Mapping[int, ChannelSpaceWeights]) -> Recurrent:
+        """Returns the state spaces with decays for each channel of the layers that have them."""
+        return ReferenceChannelSpace(shape, weights)
+
+    def channel_delta(self, shape: ChannelDelta, weights: Mapping[int, ChannelDeltaWeights]) -> Recurrent:
+        """Returns the delta rule with decays for each dimension of keys of the layers that have it."""
+        return ReferenceChannelDelta(shape, weights)
 
 
 TORCH_OPERATIONS = Operations()

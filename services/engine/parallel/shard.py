@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.models.description import DecoderDescription, Experts, LatentAttention
+from antiphon.services.engine.models.description import DecoderDescription, LatentAttention, slabs_of
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.shared.distributed.world import check_division
 from antiphon.shared.flags import SettingsError
 
-_TP = "--tensor-parallel-size"
-_ROWS = frozenset({"qkv", "q_up", "latent_up", "up", "shared.up", "experts.up"})
-_COLUMNS = frozenset({"o", "down", "shared.down", "experts.down"})
+_TP, _PP = "--tensor-parallel-size", "--pipeline-parallel-size"
+_MIXED_ROWS = frozenset({"mix_in", "mix_gate", "mix_step"})
+_ROWS = _MIXED_ROWS | {"qkv", "attention_gate", "q_up", "latent_up", "up", "shared.up", "experts.up"}
+_COLUMNS = frozenset({"o", "mix_out", "mix_select", "down", "shared.down", "experts.down"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,29 @@ def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription
             intermediate_size=d.experts.intermediate_size // n,
             shared_intermediate_size=d.experts.shared_intermediate_size // n,
         )
+    recurrent = d.recurrent
+    if recurrent is not None:
+        kept = frozenset(layer - layers.start for layer in recurrent.layers if layer in layers)
+        recurrent = recurrent.among(n, kept)
+    heads = tuple((max(1, count // n), width) for count, width in d.layer_kv_heads[layers.start : layers.stop])
+    own = [layer - layers.start for layer in d.attention_layers if layer in layers]
     return replace(
         d,
+        recurrent=recurrent,
         num_layers=len(layers),
-        num_heads=d.num_heads // n,
+        num_heads=max(1, d.num_heads // n),
+        layer_heads=tuple(count // n for count in d.layer_heads[layers.start : layers.stop]),
         num_kv_heads=max(1, d.num_kv_heads // n),
         intermediate_size=d.intermediate_size // n,
+        layer_inner=tuple(size // n for size in d.layer_inner[layers.start : layers.stop]),
+        layer_kv_heads=heads,
+        kv_slabs=slabs_of(heads, own) if d.kv_slabs else (),
+        keys_as_values=frozenset(layer - layers.start for layer in d.keys_as_values if layer in layers),
         # The scale of attention scores depends on the head size, which does not change.
         sliding_windows=d.sliding_windows[layers.start : layers.stop],
         experts=experts,
         unrotated_layers=frozenset(layer - layers.start for layer in d.unrotated_layers if layer in layers),
+        without_mlp=frozenset(layer - layers.start for layer in d.without_mlp if layer in layers),
     )
 
 
@@ -159,16 +174,18 @@ def _rows(name: str, d: DecoderDescription, shard: Shard) -> Tensor:
         return _latent_rows(name, d, d.latent, shard)
     if name == "qkv":
         return _qkv_rows(d, shard)
+    if name in _MIXED_ROWS:
+        assert d.recurrent is not None
+        gates = [d.recurrent.num_gates // 2] * 2
+        heights = {"mix_in": d.recurrent.in_widths, "mix_gate": gates, "mix_step": [d.recurrent.channels]}
+        return _parts(heights[name], shard)
+    if name == "attention_gate":
+        return _parts([d.gate_size], shard)
     if name == "experts.up":
         assert d.experts is not None
-        return _parts(_of_experts(d.experts), shard)
+        return _parts([d.experts.intermediate_size] * ((2 if d.gated_mlp else 1) * d.experts.num_experts), shard)
     inner = d.experts.shared_intermediate_size if name == "shared.up" and d.experts else d.intermediate_size
-    return _parts([inner] * (2 if d.gated_mlp or name == "shared.up" else 1), shard)
-
-
-def _of_experts(experts: Experts) -> list[int]:
-    """Returns the heights of the stacked parts: gate and up of each expert."""
-    return [experts.intermediate_size] * (2 * experts.num_experts)
+    return _parts([inner] * (2 if d.gated_mlp else 1), shard)
 
 
 def _parts(heights: Sequence[int], shard: Shard) -> Tensor:
@@ -186,6 +203,8 @@ def _qkv_rows(d: DecoderDescription, shard: Shard) -> Tensor:
     """Returns the rows of this rank's query, key and value heads."""
     heads, kv_heads, size = local_heads(d, shard), local_kv_heads(d, shard), d.head_dim
     queries = torch.arange(heads.start * size, heads.stop * size)
+    if d.queries_only:
+        return queries
     keys = torch.arange(kv_heads.start * size, kv_heads.stop * size) + d.q_size
     return torch.cat([queries, keys, keys + d.kv_size])
 
@@ -201,10 +220,27 @@ def _check(d: DecoderDescription, shard: Shard) -> None:
     n = shard.tp_size
     if n > 1 and d.whole_qk_norm:
         raise SettingsError(f"{_TP}: this model norms all heads together, which ranks that divide them cannot")
-    numbers = {"attention heads": d.num_heads, "columns of the MLP": d.intermediate_size}
+    if shard.pp_size > 1 and (d.kv_sources or d.layer_inputs is not None):
+        raise SettingsError(f"{_PP}: the last layers of this model read what its first ones computed; use {_TP}")
+    if n > 1 and isinstance(d.recurrent, ChannelDelta):
+        raise SettingsError(
+            f"{_TP}: linear attention with decays for each dimension of keys is not divided; use {_PP}, or "
+            "--quantization"
+        )
+    numbers = {"attention heads": d.num_heads} if d.attention_layers else {}
+    if len(d.without_mlp) < d.num_layers:
+        numbers["columns of the MLP"] = d.intermediate_size
     if d.experts is not None:
         numbers["columns of an expert"] = d.experts.intermediate_size
         numbers["columns of the shared expert"] = d.experts.shared_intermediate_size
+    if d.recurrent is not None:
+        numbers["heads of the recurrent layers"] = d.recurrent.num_divided
+        stages = (Shard(pp_rank=rank, pp_size=shard.pp_size).layers(d.num_layers) for rank in range(shard.pp_size))
+        if d.attention_layers and not all(any(d.attends(layer) for layer in stage) for stage in stages):
+            raise SettingsError(f"{_PP}: each stage of this model needs a layer with attention; use fewer stages")
     check_division(n, numbers, shard.pp_size, d.num_layers)
-    if d.num_kv_heads % n and n % d.num_kv_heads:
-        raise SettingsError(f"{_TP}: {n} and the model's {d.num_kv_heads} key heads do not divide each other")
+    for count in d.layer_heads:
+        check_division(n, {"attention heads": count}, shard.pp_size, d.num_layers)
+    for count in {d.num_kv_heads, *(count for count, _ in d.layer_kv_heads)}:
+        if count % n and n % count:
+            raise SettingsError(f"{_TP}: {n} and the model's {count} key heads do not divide each other")

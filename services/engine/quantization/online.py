@@ -16,7 +16,7 @@ from antiphon.services.engine.quantization.weight import Quantize, QuantizedWeig
 from antiphon.shared.settings.quantization import ROUNDS_ROWS, OnlineMode
 
 QUANTIZED_MATRICES = frozenset(
-    {"qkv", "q_up", "o", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"}
+    {"qkv", "q_up", "o", "mix_in", "mix_out", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"}
 )
 """Names of matrices within a layer."""
 HEAD = "head"

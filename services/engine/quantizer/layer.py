@@ -13,6 +13,7 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.torch.worker import scaled_slopes
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, plan_attention
+from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layers.attention import StepInputs
@@ -23,6 +24,7 @@ from antiphon.services.engine.models.operations import Operations
 from antiphon.services.engine.quantization.method import PreparedMethod
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.services.engine.quantizer.plan import Plan, Site
+from antiphon.services.engine.worker.capacity.states import allocate_states
 from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
 from antiphon.services.engine.worker.loading.parameters import ParameterReader
 from antiphon.services.engine.worker.loading.weights import load_layer
@@ -101,7 +103,15 @@ class Layer:
         has_experts = d.experts is not None and d.has_experts(index)
         experts = replace(d.experts, layers=frozenset({0})) if d.experts is not None and has_experts else None
         window = d.sliding_windows[index]
-        self._description = replace(d, num_layers=1, sliding_windows=(window,), experts=experts)
+        recurrent = replace(d.recurrent, layers=frozenset({0})) if d.recurrent and d.is_recurrent(index) else None
+        self._description = replace(
+            d,
+            num_layers=1,
+            sliding_windows=(window,),
+            unrotated_layers=frozenset({0} if index in d.unrotated_layers else ()),
+            experts=experts,
+            recurrent=recurrent,
+        )
         unused = torch.zeros(1, d.hidden_size)
         norm = RmsNorm(unused[0], d.norm_eps)
         weights = DecoderWeights(embedding=unused, layers=(self._weights,), final_norm=norm, head=DenseLinear(unused))
@@ -146,8 +156,10 @@ class Layer:
 def _linear(layer: LayerWeights, site: Site) -> _WatchedLinear:
     """Returns a linear layer whose input is that of a site."""
     name = site.matrices[0]
-    if name in ("qkv", "o"):
-        linear = layer.qkv if name == "qkv" else layer.o
+    if name in ("qkv", "mix_in"):
+        linear = layer.qkv
+    elif name in ("o", "mix_out"):
+        linear = layer.o
     elif isinstance(layer.mlp, ExpertMlp):
         linear = _linear_of_experts(layer.mlp, name, site.expert)
     else:
@@ -176,7 +188,10 @@ def _up_or_down(mlp: GatedMlp | PlainMlp, name: str) -> Linear:
 
 
 def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
-    """Returns the inputs of a step with `count` prompts of `length` tokens and an empty cache for one layer."""
+    """Returns the inputs of a step with `count` prompts of `length` tokens and an empty cache for one layer.
+
+    A layer with a recurrent state has a slot for each prompt in place of the cache.
+    """
     blocks = -(-length // _BLOCK_SIZE)
     tables = np.arange(count * blocks, dtype=np.int64).reshape(count, blocks)
     positions = np.arange(length)
@@ -188,14 +203,22 @@ def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
         dtype=torch.float32,
         device=device,
         alibi_slopes=scaled_slopes(d, device),
+        chunked_windows=d.chunked_windows,
     )
     starts = np.arange(count + 1, dtype=np.int64) * length
     lengths = np.full(count, length, dtype=np.int64)
     window = d.sliding_windows[0]
     cache = (count * blocks, _BLOCK_SIZE, d.num_kv_heads, d.head_dim)
+    caches = tuple((torch.empty(cache), torch.empty(cache)) for _ in d.attention_layers)
+    every = np.arange(count + 1, dtype=np.int64)
+    moves = StateMoves(
+        query_start_loc=starts, sources=np.full(count, -1), starts=every, ends=starts[1:], slots=every[:-1]
+    )
     return StepInputs(
         slot_mapping=torch.from_numpy(slots.reshape(-1)),
         attention={window: plan_attention(starts, lengths, tables, window, shape)},
-        key_caches=(torch.empty(cache),),
-        value_caches=(torch.empty(cache),),
+        key_caches=tuple(keys for keys, _ in caches),
+        value_caches=tuple(values for _, values in caches),
+        states=moves,
+        state_caches=allocate_states(d, count, device),
     )

@@ -29,7 +29,7 @@ class OuterParts:
         norm = make_norm(d.norm, found["final_norm.weight"].float(), None if bias is None else bias.float(), d.norm_eps)
         embedding = found["embedding"]
         self._head = found.get("head.weight", embedding)
-        self._description = replace(d, num_layers=0, sliding_windows=(), experts=None)
+        self._description = replace(d, num_layers=0, sliding_windows=(), experts=None, recurrent=None)
         weights = DecoderWeights(
             embedding=embedding,
             layers=(),

@@ -24,7 +24,7 @@ PARTIAL = ".antiphon_quantization.partial.json"
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack", ".onnx")
 _NOT_COPIED = ("README.md", RECORD)
-_CORRECTIONS = "e_score_correction_bias"
+_CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 _HEADER_LENGTH = 8
 _ALIGNMENT = 8
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Parameter, Source
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.quantization.online import QUANTIZED_MATRICES
 from antiphon.services.engine.quantizer.job import Algorithm, Job
 from antiphon.shared.flags import SettingsError
@@ -19,7 +20,7 @@ _MATRIX_DIMENSIONS = 2
 _AWQ_PACKED = 8
 """AWQ and GPTQ pack zero points of this many outputs in a word."""
 IN_GROUPS: tuple[Algorithm, ...] = ("awq", "gptq")
-_ROW_PARALLEL = frozenset({"o", "down", "experts.down", "shared.down"})
+_ROW_PARALLEL = frozenset({"o", "mix_out", "down", "experts.down", "shared.down"})
 """Matrices that are split by inputs over devices; the others are split by outputs."""
 
 
@@ -56,8 +57,9 @@ class Plan:
 
     def sites(self, layer: int) -> tuple[Site, ...]:
         """Returns the sites of a layer in the order of the forward pass. All experts read one input."""
+        first, last = ("mix_in", "mix_out") if self.description.is_recurrent(layer) else ("qkv", "o")
         if self.description.residual == "post_normed":
-            return Site(("qkv",)), Site(("o",)), Site(("up",)), Site(("down",))
+            return Site((first,)), Site((last,)), Site(("up",)), Site(("down",))
         experts = self.description.experts
         if experts is not None and self.description.has_experts(layer):
             shared = bool(experts.shared_intermediate_size)
@@ -65,10 +67,10 @@ class Plan:
             plain = ("router", "shared.gate") if shared and experts.shared_gate else ("router",)
             downs = tuple(Site(("experts.down",), expert=expert) for expert in range(experts.num_experts))
             after = (Site(("shared.down",)), *downs) if shared else downs
-            return Site(("qkv",), "input_norm"), Site(("o",)), Site(ups, "mlp_norm", plain), *after
+            return Site((first,), "input_norm"), Site((last,)), Site(ups, "mlp_norm", plain), *after
         if self.description.shared_norm:
-            return Site(("qkv", "up"), "input_norm"), Site(("o",)), Site(("down",))
-        return Site(("qkv",), "input_norm"), Site(("o",)), Site(("up",), "mlp_norm"), Site(("down",))
+            return Site((first, "up"), "input_norm"), Site((last,)), Site(("down",))
+        return Site((first,), "input_norm"), Site((last,)), Site(("up",), "mlp_norm"), Site(("down",))
 
     def watched(self, layer: int) -> tuple[Site, ...]:
         """Returns the sites of which the algorithm needs statistics.
@@ -121,6 +123,21 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
             "-i: the weights of latent attention are not quantized by this tool; serve the model with "
             "--quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round them while they are loaded"
         )
+    if isinstance(d.recurrent, GatedDelta | ChannelDelta):
+        raise SettingsError(
+            "-i: the weights of linear attention by the delta rule are not quantized by this tool; serve the "
+            "model with --quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round them while they are loaded"
+        )
+    if d.layer_heads or d.layer_kv_heads:
+        raise SettingsError(
+            "-i: the layers of this model have different heads, which this tool does not quantize; serve the model "
+            "with --quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round the weights while they are loaded"
+        )
+    if isinstance(d.recurrent, StateSpace | ChannelSpace):
+        raise SettingsError(
+            "-i: the weights of state spaces are not quantized by this tool; serve the model with --quantization=ifq, "
+            "ifq_w8a8, ifq_w4a8 or ifq_nf4, which round them while they are loaded"
+        )
     if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
         raise SettingsError(
             f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "
@@ -159,6 +176,12 @@ def _check_division(d: DecoderDescription, parameter: Parameter, source: Source,
             if heads % degree:
                 raise SettingsError(
                     f"-tp: {source.name} has {heads} {what}, which do not divide among {degree} devices"
+                )
+    elif name == "mix_in" and d.recurrent is not None:
+        for part in d.recurrent.in_widths:
+            if part % degree:
+                raise SettingsError(
+                    f"-tp: {source.name} has parts of {part} outputs, which do not divide among {degree} devices"
                 )
     elif name in _ROW_PARALLEL and width % degree:
         raise SettingsError(f"-tp: {source.name} has {width} inputs, which do not divide among {degree} devices")

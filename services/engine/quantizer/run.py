@@ -75,6 +75,7 @@ def quantize(job: Job, tell: Tell) -> Report:
         raise SettingsError(f"-i: the weights of {job.model} are quantized already; name the original model")
     family = find_family(config)
     description = family.describe(config)
+    description = description.for_context(description.usual_positions)
     plan = make_plan(description, family.layout(description), job)
     job = replace(job, rounds_embedding=_rounds_embedding(job, plan, tell))
     torch.set_num_threads(useful_threads(job.model))

@@ -1,21 +1,33 @@
 """Moves factors between a matrix's inputs and the preceding operation, without changing the layer's result.
 
 The inputs of a site are divided by a factor for each channel, and the columns of its matrices multiplied by the same
-factor. The division is absorbed by the norm before the site, by the value projection (before `o`), or by the up
-projection of a gated MLP or of an expert (before `down`). Called by smooth_quant and awq.
+factor. The division is absorbed by the norm before the site, by the value projection (before `o`), by the gate of a
+short convolution's output (before `mix_out`), or by the up projection of a gated MLP or of an expert (before `down`).
+Called by smooth_quant and awq.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from antiphon.services.engine.models.layout import Parameter, Source
+from antiphon.services.engine.models.recurrent_kinds import ShortConvolution
 from antiphon.services.engine.quantizer.layer import Statistics
 from antiphon.services.engine.quantizer.plan import Plan, Site, matrix_name
 
 _SEPARATE = 3
 """Number of tensors of a projection that is stored as query, key and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a matrix, as many as there are factors: its name, the index of its tensor, and the first row in it."""
+
+    matrix: str
+    place: int
+    first: int = 0
 
 
 class LayerTensors:
@@ -49,7 +61,7 @@ class LayerTensors:
         if site.norm:
             factors = self._divide_norm(site.norm, factors)
         elif before is not None:
-            self._divide_rows(*before, self.for_values(factors)[0] if site.matrices == ("o",) else factors)
+            self._divide_rows(before, self.for_values(factors)[0] if site.matrices == ("o",) else factors)
         else:
             return None
         for parameter, source in (*self._sources(site), *self._sources(Site(site.plain))):
@@ -78,17 +90,20 @@ class LayerTensors:
             for source in sources_of(self.plan, parameter, site.expert):
                 yield parameter, source
 
-    def _rows_before(self, site: Site) -> tuple[str, int] | None:
-        """Returns the matrix (and the index of its tensor) whose outputs are a site's inputs; None if there is none."""
+    def _rows_before(self, site: Site) -> "_Rows | None":
+        """Returns the rows whose outputs are factors of a site's inputs; None if there are none."""
         if site.norm:
             return None
+        if site.matrices == ("mix_out",):
+            recurrent = self.plan.description.recurrent
+            return _Rows("mix_in", 0, recurrent.channels) if isinstance(recurrent, ShortConvolution) else None
         if site.matrices == ("o",):
-            return ("qkv", 2) if self._is_separate("qkv", _SEPARATE) else None
+            return _Rows("qkv", 2) if self._is_separate("qkv", _SEPARATE) else None
         if site.matrices == ("shared.down",):
-            return "shared.up", 1
+            return _Rows("shared.up", 1)
         if site.expert is not None:
-            return "experts.up", 2 * site.expert + 1
-        return ("up", 1) if self.plan.description.gated_mlp and self._is_separate("up", 2) else None
+            return _Rows("experts.up", 2 * site.expert + 1)
+        return _Rows("up", 1) if self.plan.description.gated_mlp and self._is_separate("up", 2) else None
 
     def _is_separate(self, name: str, count: int) -> bool:
         parameter = self.parameters[f"{name}.weight"]
@@ -108,13 +123,17 @@ class LayerTensors:
             self.tensors[self.name(bias.sources[0].name)] /= exact
         return exact
 
-    def _divide_rows(self, name: str, place: int, factors: Tensor) -> None:
-        parameter = self.parameters[f"{name}.weight"]
-        tensor = self.tensors[self.name(parameter.sources[place].name)]
-        tensor /= factors if parameter.transposed else factors[:, None]
-        bias = self.parameters.get(f"{name}.bias")
+    def _divide_rows(self, rows: "_Rows", factors: Tensor) -> None:
+        parameter = self.parameters[f"{rows.matrix}.weight"]
+        tensor = self.tensors[self.name(parameter.sources[rows.place].name)]
+        part = slice(rows.first, rows.first + len(factors))
+        if parameter.transposed:
+            tensor[:, part] /= factors
+        else:
+            tensor[part] /= factors[:, None]
+        bias = self.parameters.get(f"{rows.matrix}.bias")
         if bias is not None:
-            self.tensors[self.name(bias.sources[place].name)] /= factors
+            self.tensors[self.name(bias.sources[rows.place].name)][part] /= factors
 
     def _read(self, parameter: Parameter, name: str) -> Tensor:
         return self.tensors[name].t().contiguous() if parameter.transposed else self.tensors[name]

@@ -53,7 +53,7 @@ def batches_of_file(path: Path, description: DecoderDescription) -> list[Tensor]
                     f"--tokenids_path: line {number} of {path} has {word!r}; token ids of this model are "
                     f"0 to {description.vocab_size - 1}, separated by commas or blanks"
                 )
-        ids, longest = list(map(int, words)), description.max_positions
+        ids, longest = list(map(int, words)), description.usual_positions
         samples += [ids[first : first + longest] for first in range(0, len(ids), longest)]
     if not samples:
         raise SettingsError(f"--tokenids_path: {path} has no token ids; write one sample in each line")
@@ -75,7 +75,7 @@ def _batches(model_dir: Path, description: DecoderDescription, text: Path, count
             f"-i: the tokenizer of {model_dir} has tokens from {description.vocab_size} on, which the model "
             "does not have"
         )
-    length = min(LENGTH, description.max_positions)
+    length = min(LENGTH, description.usual_positions)
     return [_sequences(ids, start, length, count)]
 
 

@@ -28,7 +28,7 @@ TOKENS_AT_A_TIME = 4
 class GrammarCompiler:
     """The compiled grammars of a model. `compile` may be called on any thread, the rest on the step thread.
 
-    `load_tokenizer` is called once, at the first grammar.
+    `load_tokenizer` is called once, at the first grammar or thinking budget.
     """
 
     def __init__(self, load_tokenizer: Callable[[], LLTokenizer], vocab_size: int) -> None:
@@ -51,14 +51,22 @@ class GrammarCompiler:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar]
-            self._tokenizer = self._tokenizer or self._load_tokenizer()
-        matcher = constraint.compile_grammar(grammar, self._tokenizer)
+        matcher = constraint.compile_grammar(grammar, self._loaded())
         matcher.compute_bitmask()
         with self._lock:
             self._compiled[grammar] = matcher
             if len(self._compiled) > limits.COMPILED_GRAMMARS_MAX:
                 self._compiled.popitem(last=False)
         return matcher
+
+    def token_text(self, token_id: int, shown: Sequence[int]) -> bytes:
+        """Returns the bytes of a token; none for a special token that is not among `shown`.
+
+        Waits for the tokenizer, unless a grammar has been compiled.
+        """
+        tokenizer = self._tokenizer or self._loaded()
+        is_hidden = token_id not in shown and tokenizer.is_special_token(token_id)
+        return b"" if is_hidden else tokenizer.decode_bytes([token_id])
 
     def processor(self, grammar: Grammar) -> "GrammarProcessor":
         """Returns a processor in the initial state of the grammar. Does not wait if the grammar must be compiled."""
@@ -70,13 +78,20 @@ class GrammarCompiler:
         compiled.set_result(matcher)
         return GrammarProcessor(compiled, self._vocab_size)
 
+    def _loaded(self) -> LLTokenizer:
+        with self._lock:
+            self._tokenizer = self._tokenizer or self._load_tokenizer()
+            return self._tokenizer
+
 
 def grammar_compiler(settings: EngineSettings, end_token_ids: frozenset[int], vocab_size: int) -> GrammarCompiler:
     """Returns the compiler of a model's engine. It reads the tokenizer's files at the first grammar."""
 
     def load() -> LLTokenizer:
         if not end_token_ids:
-            raise ServiceError("unsupported_parameter", "Structured output needs a model with an end token.")
+            raise ServiceError(
+                "unsupported_parameter", "Structured output and thinking budgets need a model with an end token."
+            )
         directories = tokenizer_directory(settings), model_directory(settings, weights=False)
         return constraint.model_tokenizer(settings, *directories, sorted(end_token_ids), vocab_size)
 

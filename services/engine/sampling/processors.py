@@ -3,7 +3,8 @@
 To add a parameter, add a class here and a line in `processors_of`. Called by the state table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -13,8 +14,17 @@ from antiphon.services.engine.sampling.thinking import ThinkingLimit
 from antiphon.shared.parameters.grammar import Grammar
 from antiphon.shared.parameters.sampling import SamplingParams
 
-MakeGrammar = Callable[[Grammar], LogitsProcessor]
-"""Returns a processor for a grammar in its initial state."""
+
+class Grammars(Protocol):
+    """What the processors of a worker need to know of its model's texts."""
+
+    def processor(self, grammar: Grammar) -> LogitsProcessor:
+        """Returns a processor for a grammar in its initial state."""
+        ...
+
+    def token_text(self, token_id: int, shown: Sequence[int]) -> bytes:
+        """Returns the bytes of a token; none for a special token that is not among `shown`."""
+        ...
 
 
 def processors_of(
@@ -23,7 +33,7 @@ def processors_of(
     end_token_ids: Sequence[int],
     eos_token_ids: frozenset[int],
     vocab_size: int,
-    make_grammar: MakeGrammar | None,
+    grammars: Grammars | None,
 ) -> tuple[LogitsProcessor, ...]:
     """Returns the processors of a sequence whose output so far is `output`; empty if it needs none.
 
@@ -39,8 +49,8 @@ def processors_of(
         found.append(BadWords(params.bad_words, vocab_size))
     grammar = params.grammar
     if grammar is not None:
-        assert make_grammar is not None, "the worker has no grammars"
-        found.append(make_grammar(grammar))
+        assert grammars is not None, "the worker has no grammars"
+        found.append(grammars.processor(grammar))
         # After an end token the grammar allows nothing, so output that ignores end tokens must not contain one.
         end_token_ids = sorted(eos_token_ids.union(end_token_ids))
         if grammar.is_free and params.ignore_eos:
@@ -50,7 +60,9 @@ def processors_of(
     if params.min_tokens and (grammar is None or grammar.is_free):
         found.append(MinTokens(params.min_tokens, end_token_ids, vocab_size))
     if params.thinking is not None:
-        found.append(ThinkingLimit(params.thinking, vocab_size))  # the last one: it looks at the mask of the others
+        assert grammars is not None, "the worker has no texts of tokens"
+        # The last one: it looks at the mask of the others.
+        found.append(ThinkingLimit(params.thinking, vocab_size, grammars.token_text))
     for processor in found:
         for token_id in output:
             processor.append(token_id)

@@ -1,45 +1,52 @@
 """The logits processor of a thinking budget: ends the model's reasoning after a number of tokens.
 
-Its state is a function of the output tokens alone, so preemption, drafts and a move to another engine need no special
-handling. Made by `processors_of`.
+The marks around the reasoning are found in the text of the output, as the gateway finds them: a model may write a mark
+with other tokens than a tokenizer, which joins its end to a line break, for instance. The state is a function of the
+output tokens alone, so preemption, drafts and a move to another engine need no special handling. Made by
+`processors_of`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import accumulate
 
 from antiphon.services.engine.sampling import masks
 from antiphon.services.engine.sampling.processor import Adjustment
 from antiphon.shared.parameters.thinking import ThinkingBudget
 
+TokenText = Callable[[int, Sequence[int]], bytes]
+"""Returns the bytes of a token; none for a special token that is not among the given ones."""
+
 
 class ThinkingLimit:
     """Allows only the closing mark when the reasoning has used up its budget. Must be the last processor of its row.
 
-    Only the first reasoning of an output counts, because only that is separated from the answer. If the other
-    parameters forbid the closing mark, the reasoning goes on.
+    If the other parameters forbid the closing mark, the reasoning goes on. When a budget for several parts of reasoning
+    is used up, the opening mark is forbidden. Text before reasoning that cannot repeat is part of the answer, and then
+    all further text is.
     """
 
     needs_tokens = True
 
-    def __init__(self, thinking: ThinkingBudget, vocab_size: int) -> None:
-        self._budget, self._opening, self._closing = thinking.budget, thinking.opening, thinking.closing
-        self._vocab_size = vocab_size
+    def __init__(self, thinking: ThinkingBudget, vocab_size: int, token_text: TokenText) -> None:
+        self._budget, self._repeats, self._vocab_size = thinking.budget, thinking.repeats, vocab_size
+        self._token_text, self._shown = token_text, (*thinking.opening, *thinking.closing)
+        self._opening = _Mark(thinking.opening, self._text)
+        self._closing = _Mark(thinking.closing, self._text)
         self._inside, self._over = thinking.inside, False
         self._num_thought = 0
-        """Number of tokens since the opening mark."""
-        self._tail: tuple[int, ...] = ()
-        """The last tokens of the output: as many as the longer mark has."""
+        """Number of tokens of reasoning, without those of closing marks that have ended."""
+        self._tail = b""
+        """The end of the output's text, which may have the beginning of the next mark."""
 
     def append(self, token_id: int) -> None:
         """See LogitsProcessor."""
         if self._over:
             return
-        self._tail = (*self._tail, token_id)[-max(len(self._opening), len(self._closing)) :]
         self._num_thought += self._inside
-        if self._inside and _ends_with(self._tail, self._closing):
-            self._inside, self._over = False, True
-        elif not self._inside and _ends_with(self._tail, self._opening):
-            self._inside, self._tail = True, ()
+        self._tail += self._text(token_id)
+        while self._passes_mark():
+            pass
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """See LogitsProcessor."""
@@ -48,25 +55,59 @@ class ThinkingLimit:
             after = copy(self)
             for token_id in drafts:
                 after.append(token_id)
-        token_id = after.forced()
-        if token_id is None:
+        if (token_id := after.forced()) is not None:
+            mask = masks.only((token_id,), self._vocab_size)
+        elif (token_id := after.forbidden()) is not None:
+            mask = masks.without(masks.all_tokens(self._vocab_size), (token_id,), self._vocab_size)
+        else:
             return
-        mask = masks.only((token_id,), self._vocab_size)
         if adjustment.mask is None or (adjustment.mask & mask).any():
             adjustment.allow(mask)
 
     def forced(self) -> int | None:
         """Returns the only token that may come next; None if the budget allows any."""
-        if not self._inside or self._num_thought < self._budget:
+        if self._over or not self._inside or self._num_thought < self._budget:
             return None
-        # The model may have begun the mark by itself.
-        return self._closing[_num_begun(self._tail, self._closing)]
+        return self._closing.next_token(self._tail)[1]  # the model may have begun the mark by itself
+
+    def forbidden(self) -> int | None:
+        """Returns the token with which reasoning would begin again though the budget is used up; None without one."""
+        if self._over or self._inside or not self._repeats or self._num_thought < self._budget:
+            return None
+        begun, token_id = self._opening.next_token(self._tail)
+        return token_id if begun else None
+
+    def _text(self, token_id: int) -> bytes:
+        return self._token_text(token_id, self._shown)
+
+    def _passes_mark(self) -> bool:
+        """Goes on behind the next mark, if the tail has it. If not, keeps what may be the beginning of the mark."""
+        if not self._inside and not self._repeats:
+            self._tail = self._tail.lstrip()
+            self._over = self._tail[: len(self._opening.text)] != self._opening.text[: len(self._tail)]
+        if self._over:
+            return False
+        mark = self._closing if self._inside else self._opening
+        at = self._tail.find(mark.text) if mark.text else -1
+        if at < 0:
+            self._tail = self._tail[max(0, len(self._tail) - len(mark.text) + 1) :]
+            return False
+        self._tail, self._over = self._tail[at + len(mark.text) :], self._inside and not self._repeats
+        self._num_thought -= self._closing.num_tokens if self._inside else 0
+        self._inside = not self._inside
+        return not self._over
 
 
-def _ends_with(tail: tuple[int, ...], mark: tuple[int, ...]) -> bool:
-    return tail[-len(mark) :] == mark
+class _Mark:
+    """A mark: its text, and the tokens with which it is forced or forbidden (`num_tokens`)."""
 
+    def __init__(self, token_ids: Sequence[int], token_text: Callable[[int], bytes]) -> None:
+        texts = [token_text(token_id) for token_id in token_ids]
+        texts[0] = texts[0].lstrip(b" ")  # of tokenizers that begin each text with a space
+        self.text, self.num_tokens = b"".join(texts), len(texts)
+        self._places = [*zip(accumulate(map(len, texts), initial=0), token_ids, strict=False)][::-1]
+        """For each token, the number of bytes before it and the token; the last one first."""
 
-def _num_begun(tail: tuple[int, ...], mark: tuple[int, ...]) -> int:
-    """Returns how many tokens of the mark the tail ends with, at most all but the last."""
-    return next(number for number in range(len(mark) - 1, -1, -1) if not number or tail[-number:] == mark[:number])
+    def next_token(self, tail: bytes) -> tuple[int, int]:
+        """Returns how many bytes of the mark a text ends with, and the mark's token after them."""
+        return next((size, token_id) for size, token_id in self._places if tail.endswith(self.text[:size]))

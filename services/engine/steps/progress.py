@@ -61,5 +61,7 @@ class ProgressMonitor:
 
     def _give_up(self, stall: Stall) -> None:
         logger.critical("the engine ends: %s. The stacks of its threads follow", stall.reason)
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # the line before the stacks
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         self._end(EXIT_FAULT)

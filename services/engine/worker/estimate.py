@@ -19,6 +19,7 @@ from antiphon.services.engine.adapters.delta import slots_bytes
 from antiphon.services.engine.models.config_fields import weight_dtype
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Parameter
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, Recurrent
 from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.parallel.shard import Shard, local_description, sharded
 from antiphon.services.engine.quantization.online import online_quantizer
@@ -31,7 +32,7 @@ from antiphon.services.engine.worker.capacity.budget import (
     kept_adapter_bytes,
     rows_bytes,
 )
-from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.capacity.context import context_length, served_description
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, padded_heads
 from antiphon.services.engine.worker.capacity.profile import (
     StepBounds,
@@ -40,6 +41,8 @@ from antiphon.services.engine.worker.capacity.profile import (
     largest_step,
     make_probe,
 )
+from antiphon.services.engine.worker.capacity.states import running_state_bytes, snapshot_bytes_per_block
+from antiphon.services.engine.worker.draft_layer import drafting_description
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.loading.model_files import read_config, weight_file_bytes
 from antiphon.services.engine.worker.loading.parameters import within_layer
@@ -86,6 +89,8 @@ class Needs:
     """Main memory of all rows at the longest context."""
     adapters_bytes: int
     """On a CPU: the adapters cached in memory; on a GPU: the slots for adapters of running requests."""
+    states_bytes: int
+    """Recurrent states of `max_num_seqs` running sequences; their snapshots count in `block_bytes`."""
     context: int
     """Longest context in tokens."""
     block_size: int
@@ -125,8 +130,11 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
             f"when the model is loaded; its files have {weight_file_bytes(model_dir) / 2**30:.1f} GiB of weights"
         )
     family, device = find_family(config), torch.device("cuda" if backend == "gpu" else "cpu")
-    whole = family.describe(config)
     shard = Shard.of_rank(0, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
+    if backend != "gpu" or settings.execution.cuda_backend == "torch":
+        whole = drafting_description(settings, model_dir, config, shard)
+    else:
+        whole = served_description(settings, config)
     d, layout = local_description(whole, shard), family.layout(whole)
     dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
     chosen = choose(settings.execution.quantization, model_dir, config, _DEVICES[backend])
@@ -137,15 +145,16 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
     captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
     cached = padded_heads(d) if backend == "cpp" else d
+    cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
     return Needs(
         description=d,
         num_parameters=sum(math.prod(source.shape) for parameter in layout for source in parameter.sources),
         dtype=dtype,
         form=chosen.name,
         weights_bytes=weights,
-        block_bytes=bytes_per_block(
-            cached, settings.cache.block_size, choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
-        ),
+        block_bytes=bytes_per_block(cached, settings.cache.block_size, cache_dtype)
+        + snapshot_bytes_per_block(cached, settings.cache.block_size, cache_dtype),
+        states_bytes=running_state_bytes(d, settings.scheduler.max_num_seqs),
         step=predict_step(bounds, d, dtype, backend),
         graphs_bytes=graphs_bytes(settings.scheduler.max_num_seqs, d.vocab_size) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
@@ -165,12 +174,18 @@ def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torc
 def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:
     """Returns the bytes for the KV cache on a GPU with `total_bytes` of memory that no other model uses."""
     used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.beside_bytes
-    return device_budget(settings, total_bytes - used, total_bytes, needs.step_bytes)
+    return _without_states(needs, device_budget(settings, total_bytes - used, total_bytes, needs.step_bytes))
 
 
 def cpu_room(settings: EngineSettings, needs: Needs) -> Budget:
     """Returns the bytes for the KV cache in the free memory of this machine."""
-    return cpu_budget(settings, needs.main_memory_bytes)
+    return _without_states(needs, cpu_budget(settings, needs.main_memory_bytes))
+
+
+def _without_states(needs: Needs, budget: Budget) -> Budget:
+    """Returns what recurrent states leave of a budget, of which they take at most half (`rows_with_states`)."""
+    states = min(needs.states_bytes, max(0, budget.asked_bytes) // 2)
+    return Budget(budget.asked_bytes - states, budget.most_bytes - states)
 
 
 def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> StepBytes:
@@ -204,6 +219,9 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
 def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
     """Returns the bytes of activations for each token of a step. `size`: bytes of an activation."""
     heads = 2 * d.q_size + 2 * d.kv_size
+    if d.recurrent is not None:
+        mixing = sum(d.recurrent.in_widths) + d.recurrent.channels + _within(d.recurrent)
+        heads = heads + mixing if d.attends_beside else max(heads, mixing)
     if d.latent is not None:
         # Latent attention: the queries, the queries multiplied into the latent space, the attention outputs, and their
         # values.
@@ -211,12 +229,24 @@ def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
     inner = (2 if d.gated_mlp else 1) * d.intermediate_size
     if d.experts is not None:
         e = d.experts
-        chosen = e.num_per_token * (2 * d.hidden_size + 3 * e.intermediate_size) + 2 * e.shared_intermediate_size
+        width = e.latent_size or d.hidden_size
+        chosen = e.num_per_token * (2 * width + 3 * e.intermediate_size) + 2 * (
+            e.shared_intermediate_size + e.latent_size
+        )
         inner = max(chosen, inner if len(e.layers) < d.num_layers else 0)
     if backend == "cpp":
         # Sums are kept in 32 bits beside the activations.
         return size * (8 * d.hidden_size + heads + inner) + (4 - size) * (2 * d.hidden_size + inner)
     return size * (4 * d.hidden_size + heads + 3 * inner)
+
+
+def _within(shape: Recurrent) -> int:
+    """Returns the numbers of a token that products within a mixer read and give."""
+    if isinstance(shape, ChannelSpace):
+        return 2 * shape.channels + shape.step_rank + sum(shape.select_widths)
+    if isinstance(shape, ChannelDelta):
+        return 2 * shape.rank + sum(shape.in_widths[1:])
+    return 0
 
 
 def _weights(

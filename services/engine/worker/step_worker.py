@@ -34,6 +34,8 @@ from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, allocate_k
 from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of
 from antiphon.services.engine.worker.capacity.memory import HeapGuard
 from antiphon.services.engine.worker.capacity.profile import StepBounds
+from antiphon.services.engine.worker.capacity.state_memory import PIECES_MAX, StateMemory, num_pieces
+from antiphon.services.engine.worker.capacity.states import allocate_states, num_state_slots, state_interval
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.parameters.grammar import Grammar
 from antiphon.shared.parameters.pooling import PoolingKind
@@ -89,7 +91,21 @@ class StepWorker(ABC):
 
     def kv_memory(self, native: NativeCopy | None = None) -> KvMemory:
         """See `KvWorker`."""
+        memory, facts = self._block_memory(native), self._facts
+        if not facts.state_pieces:
+            return memory
+        return StateMemory(memory, self._states, facts.num_blocks, facts.num_host_blocks)
+
+    def _block_memory(self, native: NativeCopy | None) -> KvMemory:
+        """Returns access to the blocks without the recurrent states."""
         return CacheMemory(self._cache, blocks_of(self._host_cache, native), native)
+
+    def _state_pieces(self, spec: StateSpec, num_host_blocks: int) -> int:
+        """See `EngineFacts.state_pieces`. On a device, among ranks, or of too many pieces, states do not travel."""
+        if not num_host_blocks or not self._states or spec.device.type != "cpu" or spec.ranks.shard.size > 1:
+            return 0
+        pieces = num_pieces(spec.description.state_bytes, self._block_memory(None).layout)
+        return pieces if pieces <= PIECES_MAX else 0
 
     @property
     def memory(self) -> MemoryPlan:
@@ -211,6 +227,9 @@ class StepWorker(ABC):
         block_size, vocab_size = settings.cache.block_size, description.vocab_size
         self._cache = allocate_kv_cache(description, kv.num_blocks, block_size, dtype, spec.device)
         self._host_cache = allocate_kv_cache(description, num_host_blocks, block_size, dtype, _CPU)
+        num_rows = settings.scheduler.max_num_seqs
+        num_states = num_state_slots(description, kv.max_rows or num_rows, kv.num_blocks, block_size, dtype)
+        self._states = allocate_states(description, num_states, spec.device)
         self._facts = EngineFacts(
             num_blocks=kv.num_blocks,
             block_size=block_size,
@@ -218,6 +237,11 @@ class StepWorker(ABC):
             vocab_size=vocab_size,
             eos_token_ids=spec.eos,
             num_host_blocks=num_host_blocks,
+            num_states=num_states,
+            max_rows=kv.max_rows,
+            has_draft_layer=description.num_draft_layers > 0,
+            state_pieces=self._state_pieces(spec, num_host_blocks),
+            state_interval=state_interval(description, block_size, dtype),
             step_tokens=default_batched_tokens(spec.device.type == "cpu", settings.scheduler.max_num_seqs),
             step_prompt_tokens=self._prompt_tokens(),
             configuration=spec.configuration,
@@ -250,10 +274,10 @@ class StepWorker(ABC):
             block_size,
             vocab_size,
             spec.eos,
-            self._grammars.processor,
+            self._grammars,
             MaskTurns(spec.ranks),
         )
 
     def _drop_state(self) -> None:
         """Frees the KV cache, the swap space and the state table."""
-        del self._cache, self._host_cache, self._table
+        del self._cache, self._host_cache, self._states, self._table

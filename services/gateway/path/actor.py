@@ -10,14 +10,18 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from antiphon.services.gateway.path.backend import GatewayBackend
 from antiphon.services.gateway.path.gateway_parts import GatewayParts
 from antiphon.services.gateway.path.guest import Guest, Guests
 from antiphon.services.gateway.path.liveness.bus_wait import BusWait
+from antiphon.services.gateway.path.liveness.changes import MemberChanges
 from antiphon.services.gateway.path.liveness.death_probe import DeathProbe
+from antiphon.services.gateway.path.liveness.loss_report import RESTARTED, silent
 from antiphon.services.gateway.path.liveness.progress_watch import ProgressWatch
 from antiphon.services.gateway.path.liveness.pulse import WATCH_S, Pulse
-from antiphon.services.gateway.path.losses import RESTARTED, SILENT, Losses
+from antiphon.services.gateway.path.losses import Losses
 from antiphon.services.gateway.path.models.catalog import SERVICES, VISION, ModelCatalog
 from antiphon.services.gateway.path.models.versions import VersionDirectory
 from antiphon.services.gateway.path.placement.dispatcher import Dispatcher
@@ -90,7 +94,8 @@ class GatewayActor(Actor):
             self.members, host.clock, default_model, judged_at, required_engines, self.versions, self.guests
         )
         self.backend = GatewayBackend(self.parts, self.catalog, max_queue_wait)
-        self.losses = Losses(self.parts, self.backend.requests)
+        self.changes = MemberChanges(host.clock)
+        self.losses = Losses(self.parts, self.backend.requests, self.changes, self.gateways)
         self._probe = DeathProbe(host, self.members, self._clients, self.losses.on_lost)
         self._ticked = asyncio.Event()
         self._complete = asyncio.Event()
@@ -129,9 +134,16 @@ class GatewayActor(Actor):
         return self.members.alive("engine", self._now())
 
     def topology(self) -> list[tuple[Heartbeat, float]]:
-        """Returns the last heartbeat of each living member of all services, with the seconds since it arrived."""
+        """Returns the last heartbeat of each member of all services, with the seconds since it arrived.
+
+        A member that is silent and not given up (`Losses.is_alone`) has the state `stalled`: it gets no work either.
+        """
         now = self._now()
-        return [*self._gateways.ages(now), *self.members.ages(now)]
+        silent = {beat.instance_id for beat, _ in self.members.overdue(now)}
+        return [
+            (replace(beat, state="stalled") if beat.instance_id in silent else beat, age_s)
+            for beat, age_s in (*self._gateways.ages(now), *self.members.ages(now))
+        ]
 
     async def first_heartbeats(self) -> None:
         """Waits until every known model has a ready member of each service, at most FIRST_HEARTBEATS_S.
@@ -216,8 +228,9 @@ class GatewayActor(Actor):
             return
         now = self._now()
         if beat.service == "gateway":
-            self._gateways.observe(beat, now)
+            self._hear_gateway(beat, now)
             return
+        before = self.members.get(beat.service, beat.id)
         self.catalog.observe(beat)
         for guest in self.guests:
             guest.on_heartbeat(beat)
@@ -226,8 +239,9 @@ class GatewayActor(Actor):
         if not self._complete.is_set() and self.catalog.is_complete() and self.guests.is_settled():
             self._complete.set()
         if self.members.get(beat.service, beat.id) is beat:
+            self.losses.heard(beat, was_lost=self.changes.observe(beat, before))
             address = Address(beat.id, beat.instance_id)
-            if beat.state in ("stalled", "faulty"):
+            if beat.state == "faulty" or (beat.state == "stalled" and not self.losses.is_alone(beat)):
                 self.losses.leave(address)
             elif beat.state == "draining":
                 self.losses.move_away(beat, now)
@@ -235,6 +249,13 @@ class GatewayActor(Actor):
             self.parts.dispatcher.pump()
         if self._pulse.is_due(now):
             self.tick(now)
+
+    def _hear_gateway(self, beat: Heartbeat, now: float) -> None:
+        before = self._gateways.get(beat.service, beat.id)
+        for lost in self._gateways.observe(beat, now):
+            self.losses.tell(lost, RESTARTED)
+        if self._gateways.get(beat.service, beat.id) is beat:
+            self.losses.heard(beat, was_lost=self.changes.observe(beat, before))
 
     # --- time ---
 
@@ -255,8 +276,12 @@ class GatewayActor(Actor):
         if self._pulse.link_changed():
             self._follow_link(now)
         if not self._pulse.stood_still(now):
-            for lost in self.members.expire(now):
-                self.losses.on_lost(lost, SILENT)
+            for lost, silent_s in self.members.expire_silent(now, self.losses.is_alone):
+                self.losses.on_lost(lost, silent(silent_s))
+            for gateway, silent_s in self._gateways.expire_silent(now):
+                self.losses.tell(gateway, silent(silent_s))
+            for beat, silent_s in self.members.overdue(now):
+                self.losses.tell_silence(beat, silent_s)
             self._probe.tick(now)
             self._tick_requests(now)
             self.parts.dispatcher.expire(now)
@@ -274,9 +299,9 @@ class GatewayActor(Actor):
         now, watch = self._now(), self.parts.watch
         if not self._pulse.connected or self._pulse.was_late:
             return
-        alive = {Address(beat.id, beat.instance_id) for beat in self.engines()}
         for engine in watch.engines():
-            if engine not in alive:
+            known = self.members.get("engine", engine.id)
+            if known is None or known.instance_id != engine.instance_id:
                 # The engine was lost after it answered, so its sequences are placed again.
                 self.losses.forget(engine)
                 continue
@@ -320,8 +345,10 @@ class GatewayActor(Actor):
         """Suspends all leases while this gateway is disconnected from the bus; meanwhile no member counts as dead."""
         if not self._pulse.connected:
             self.members.suspend(now)
+            self._gateways.suspend(now)
             return
         self.members.resume(now)
+        self._gateways.resume(now)
         self.parts.watch.touch_all(now)
         for actor in self.backend.requests.values():
             actor.resumed(now)

@@ -34,17 +34,19 @@ class Client(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingLimit:
     """A limit on the tokens of the reasoning in an answer. Tokenizers convert the marks around it to token ids.
 
-    `begins_inside`: whether the output begins within the reasoning, from the end of the prompt's text.
+    `begins_inside`: whether the output begins within the reasoning, from the end of the prompt's text. `repeats`:
+    whether an output may have reasoning anywhere and several times, not only at its beginning.
     """
 
     budget: int
     opening: str
     closing: str
     begins_inside: Callable[[str], bool]
+    repeats: bool = False
 
 
 class Caller:

@@ -6,7 +6,7 @@ A new family is a module with a subclass of `ImageFamily`; it is registered here
 
 from typing import Any
 
-from antiphon.services.vision.families import gemma3, glm4v, idefics3, internvl, llava, mistral3, qwen_vl
+from antiphon.services.vision.families import gemma3, gemma4, glm4v, idefics3, internvl, llava, mistral3, qwen_vl
 from antiphon.services.vision.families.family import ImageFamily
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.image_models import TEXT_ONLY
@@ -15,8 +15,14 @@ _BY_TYPE: dict[str, type[ImageFamily]] = {
     "qwen2_vl": qwen_vl.QwenVlImages,
     "qwen2_5_vl": qwen_vl.QwenVlImages,
     "qwen3_vl": qwen_vl.QwenVlImages,
+    "qwen3_vl_moe": qwen_vl.QwenVlImages,
+    "qwen3_5": qwen_vl.QwenVlImages,
+    "qwen3_5_moe": qwen_vl.QwenVlImages,
     "gemma3": gemma3.Gemma3Images,
+    "gemma4": gemma4.Gemma4Images,
     "glm4v": glm4v.Glm4vImages,
+    "glm46v": glm4v.Glm4vImages,
+    "glm4v_moe": glm4v.Glm4vImages,
     "idefics3": idefics3.Idefics3Images,
     "smolvlm": idefics3.Idefics3Images,
     "internvl": internvl.InternVlImages,

@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4V: images of any size; each 2 x 2 patches form one token with a row and a column.
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V: images of any size; each 2 x 2 patches form one token with a row and a column.
 
 The model's chat template writes `<|begin_of_image|>` and `<|end_of_image|>` around the token for an image.
 """
@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
+from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeVisionModel
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 
 from antiphon.services.vision.families.grid import GridImages
 
@@ -30,9 +32,9 @@ class Glm4vImages(GridImages):
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
         """See ImageFamily."""
-        return Glm4vImageProcessorPil
+        return Glm46VImageProcessorPil if config.model_type == "glm46v" else Glm4vImageProcessorPil
 
     @staticmethod
     def encoder(config: Any) -> Any:
         """See GridImages."""
-        return Glm4vVisionModel
+        return Glm4vMoeVisionModel if config.model_type == "glm4v_moe" else Glm4vVisionModel

@@ -120,11 +120,20 @@ class GgufModel:
         """Returns a field that is an array of numbers; see `string`."""
         return self._array(name, float, "numbers")
 
-    def uniform_integer(self, name: str, default: int | None = None) -> int:
-        """Returns a whole number, also of a field that has the same one for each layer; see `string`."""
-        if not self.has(name) or self._fields[name].types[0] != GGUFValueType.ARRAY:
+    def is_array(self, name: str) -> bool:
+        """Whether a field that the metadata have is an array."""
+        return self._fields[name].types[0] == GGUFValueType.ARRAY
+
+    def uniform_integer(self, name: str, default: int | None = None, *, some: bool = False) -> int:
+        """Returns a whole number, also of a field that has the same one for each layer; see `string`.
+
+        `some`: whether layers may have 0 in place of it.
+        """
+        if not self.has(name) or not self.is_array(name):
             return self.integer(name, default)
-        values = set(self.integers(name))
+        values = set(self.integers(name)) - ({0} if some else set[int]())
+        if some and not values:
+            raise self.fail(f"{name} is 0 for all layers")
         if len(values) != 1:
             raise self.fail(f"layers that differ in {name} are not supported")
         return values.pop()

@@ -13,12 +13,24 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 
 
-def _gpt4(digits: str) -> str:
-    return rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+def _gpt4(digits: str, marks: str = "") -> str:
+    letters = rf"[\p{{L}}{marks}]" if marks else r"\p{L}"
+    return rf"{_CONTRACTIONS}|{_BEFORE}{letters}+|{digits}| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
+def _words(upper: str, lower: str, end: str) -> str:
+    return rf"{_BEFORE}{upper}*{lower}+{end}|{_BEFORE}{upper}+{lower}*{end}"
+
+
+def _kimi() -> str:
+    """Returns the pattern of Kimi K2, which splits Chinese characters from other letters."""
+    upper, lower = (rf"[{letters[1:-1]}&&[^\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+    words = _words(upper, lower, f"{_CONTRACTIONS}?")
+    return rf"[\p{{Han}}]+|{words}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _by_case(end: str, digits: str) -> str:
-    words = rf"{_BEFORE}{_UPPER}*{_LOWER}+{end}|{_BEFORE}{_UPPER}+{_LOWER}*{end}"
+    words = _words(_UPPER, _LOWER, end)
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
@@ -49,19 +61,26 @@ class Splitting:
 _GPT2 = Splitting()
 _LLAMA3 = Splitting(pattern=_gpt4(r"\p{N}{1,3}"), whole_words=True, begins=True)
 _QWEN2 = Splitting(pattern=_gpt4(r"\p{N}"), composes=True)
+_QWEN3_5 = Splitting(pattern=_gpt4(r"\p{N}", r"\p{M}"), composes=True)
 _DIGITS = Splitting(single_digits=True)
 _GPT4O = Splitting(pattern=_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))
 _TEKKEN = Splitting(pattern=_by_case("", r"\p{N}"), whole_words=True, begins=True)
 _BY_NAME: dict[str, Splitting] = {
     **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "roberta-bpe", "mpt", "olmo", "jais"), _GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Splitting(pattern=_LLAMA3.pattern)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), _QWEN2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), _DIGITS),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "tekken": _TEKKEN,
+    "qwen35": _QWEN3_5,
+    "kimi-k2": Splitting(pattern=_kimi()),
 }
-_BY_ARCHITECTURE = {"qwen2": _QWEN2, "qwen3": _QWEN2, "qwen2moe": _QWEN2, "qwen3moe": _QWEN2}
+_BY_ARCHITECTURE = {
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2moe", "qwen3moe", "qwen3next"), _QWEN2),
+    **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN3_5),
+    **dict.fromkeys(("lfm2", "lfm2moe"), _LLAMA3),
+}
 """For files from before `tokenizer.ggml.pre` was introduced."""
 NAMES = tuple(sorted(_BY_NAME))
 

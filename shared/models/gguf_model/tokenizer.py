@@ -2,6 +2,7 @@
 
     gpt2    bytes merged by rank, the tokenizers of Llama 3, Qwen, GPT-2 …
     llama   SentencePiece: characters merged by the score of the result, bytes for characters without a token
+    gemma4  characters merged by rank, bytes for characters without a token
 
 Called by `directory`.
 """
@@ -59,24 +60,27 @@ def _byte_level(model: GgufModel, tokens: list[str]) -> tuple[Document, bool]:
             f"{_PREFIX}pre is {name}: it is not known how that tokenizer splits text (known: {', '.join(NAMES)}). Put "
             "the file into a directory with the model's tokenizer.json, or name that with --tokenizer"
         )
+    return _byte_level_document(_vocabulary(tokens), _listed_merges(model), splitting), splitting.begins
+
+
+def _listed_merges(model: GgufModel) -> list[list[str]]:
     merges: list[list[str]] = []
     for merge in model.strings(f"{_PREFIX}merges"):
         left, _, right = merge.partition(" ")
         if not left or not right:
             raise model.fail(f"{merge[:40]!r} is not a merge of two tokens")
         merges.append([left, right])
-    return _byte_level_document(_vocabulary(tokens), merges, splitting), splitting.begins
+    return merges
 
 
 def _byte_level_document(vocabulary: dict[str, int], merges: list[list[str]], splitting: Splitting) -> Document:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    known = [[left, right] for left, right in merges if {left, right, left + right} <= vocabulary.keys()]
     return {
         "normalizer": {"type": "NFC"} if splitting.composes else None,
         "pre_tokenizer": splitting.pre_tokenizer(),
         "post_processor": byte_level,
         "decoder": byte_level,
-        "model": _bpe(known, vocabulary, ignore_merges=splitting.whole_words),
+        "model": _bpe(_known(merges, vocabulary), vocabulary, ignore_merges=splitting.whole_words),
     }
 
 
@@ -85,21 +89,35 @@ def _sentence_piece(model: GgufModel, tokens: list[str]) -> tuple[Document, bool
     if len(scores) != len(tokens):
         raise model.fail(f"there are {len(tokens)} tokens and {len(scores)} scores")
     vocabulary = _vocabulary(tokens)
+    return _by_characters(model, tokens, vocabulary, _merges_by_score(vocabulary, scores), True), True
+
+
+def _gemma4(model: GgufModel, tokens: list[str]) -> tuple[Document, bool]:
+    vocabulary = _vocabulary(tokens)
+    return _by_characters(model, tokens, vocabulary, _known(_listed_merges(model), vocabulary), False), True
+
+
+def _by_characters(
+    model: GgufModel, tokens: list[str], vocabulary: dict[str, int], merges: list[list[str]], prefix: bool
+) -> Document:
+    """Returns the tokenizer that merges characters. `prefix`: whether a text begins with a space by default."""
     unknown = model.optional_integer(f"{_PREFIX}unknown_token_id")
-    prefix = model.boolean(f"{_PREFIX}add_space_prefix", True)
+    prefix = model.boolean(f"{_PREFIX}add_space_prefix", prefix)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     first = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
     last = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     unknown_text = None if unknown is None else _token(model, tokens, "unknown", unknown)
-    merges = _merges_by_score(vocabulary, scores)
-    document = {
+    return {
         "normalizer": {"type": "Sequence", "normalizers": [*first, spaces]},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *last]},
         "model": _bpe(merges, vocabulary, unk_token=unknown_text, fuse_unk=True, byte_fallback=True),
     }
-    return document, True
+
+
+def _known(merges: list[list[str]], vocabulary: dict[str, int]) -> list[list[str]]:
+    return [[left, right] for left, right in merges if {left, right, left + right} <= vocabulary.keys()]
 
 
 def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[list[str]]:
@@ -195,4 +213,4 @@ def _config(model: GgufModel, named: dict[str, str], begins: bool, ends: bool) -
     return config | ({"chat_template": named_templates} if named_templates else {})
 
 
-_KINDS = {"gpt2": _byte_level, "llama": _sentence_piece}
+_KINDS = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _gemma4}

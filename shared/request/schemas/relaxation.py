@@ -15,6 +15,10 @@ _LEFT_OUT = frozenset({
     "not", "if", "then", "else", "dependencies", "dependentRequired", "dependentSchemas", "uniqueItems", "contains",
     "minContains", "maxContains", "propertyNames", "unevaluatedProperties", "unevaluatedItems",
 })  # fmt: skip
+_ANNOTATIONS = frozenset({
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
+})  # fmt: skip
+"""Keywords that restrict nothing."""
 _WITHOUT_EFFECT_ALONE = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 """Keywords that mean nothing without another one."""
 _FORMATS = frozenset({
@@ -36,19 +40,20 @@ class Relaxed(NamedTuple):
     ignored: tuple[str, ...]
 
 
-def relaxed(schema: Any, *, exact: bool = False) -> Relaxed:
+def relaxed(schema: Any, *, exact: bool = False, bare: bool = False) -> Relaxed:
     """Returns a schema without the keywords that the compiler refuses and that can be left out.
 
     `oneOf` becomes `anyOf`, which is the same if its parts are seen to exclude each other. `exact`: change only what
-    keeps the meaning. What is malformed, or too deep for the compiler, is left to the compiler.
+    keeps the meaning. `bare`: leave out titles, descriptions and the like, which may be most of the text. What is
+    malformed, or too deep for the compiler, is left to the compiler.
     """
-    walk = _Walk(exact)
+    walk = _Walk(exact, bare)
     return Relaxed(walk.relaxed(schema, schema, limits.SCHEMA_DEPTH_MAX), tuple(walk.ignored))
 
 
 class _Walk:
-    def __init__(self, exact: bool) -> None:
-        self._exact = exact
+    def __init__(self, exact: bool, bare: bool) -> None:
+        self._exact, self._bare = exact, bare
         self._comparisons = limits.SCHEMA_COMPARISONS_MAX
         self._shapes: dict[tuple[int, int], _Shape] = {}
         """By the identities of a schema and of the base of its references. Both live as long as the walk."""
@@ -78,6 +83,8 @@ class _Walk:
         return self.relaxed(value, base, depth)
 
     def _is_left_out(self, name: str, schema: dict[str, Any]) -> bool:
+        if name in _ANNOTATIONS:
+            return self._bare
         if name not in _LEFT_OUT and not _is_unknown_format(name, schema) and not _is_uncountable(name, schema):
             return False
         if _WITHOUT_EFFECT_ALONE.get(name, name) not in schema or (name == "uniqueItems" and schema[name] is False):

@@ -30,6 +30,11 @@ STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
 GRAMMAR_SIZE_MAX = 250_000
 """Nodes of a grammar after schemas are expanded."""
 _LIBRARY_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_ADVICE = {
+    "Invalid type: ": "The types of JSON Schema are array, boolean, integer, null, number, object and string",
+    "Unsatisfiable schema: ": "No value matches it: compare its 'type' with its 'enum', 'const' and limits",
+}
+"""What to do about a schema, by the beginning of the library's reason."""
 FORCED_BYTES = 128
 """Bytes of forced text that are encoded to find its first token, beside twice the longest token of the vocabulary. A
 tokenizer looks at no more than a word to find a token."""
@@ -77,7 +82,8 @@ def invalid(reason: str) -> ServiceError:
     told = (
         " ".join(lines[:4]).replace(_LIBRARY_ADVICE, "Give parts that exclude each other, or anyOf")[:400].rstrip(".")
     )
-    return ServiceError("invalid_value", f"{SUBJECT} cannot be used: {told}.")
+    advice = next((f" {text}." for beginning, text in _ADVICE.items() if told.startswith(beginning)), "")
+    return ServiceError("invalid_value", f"{SUBJECT} cannot be used: {told}.{advice}")
 
 
 def serialized(grammar: Grammar, tokenizer: LLTokenizer) -> str:

@@ -21,6 +21,7 @@ from antiphon.shared.parameters.tagged_text import (
     Piece,
     Raw,
     Repeat,
+    Some,
     Space,
     TaggedText,
 )
@@ -115,6 +116,15 @@ class _Grammar:
                 return " ".join(map(self._piece, pieces)) if pieces else '""'
             case Repeat(repeated, at_most_once):
                 return f"({self._piece(repeated)}){'?' if at_most_once else '*'}"
+            case Some(pieces):
+                return self._some(list(map(self._piece, pieces)))
+
+    def _some(self, expressions: list[str]) -> str:
+        """Returns a rule for a list of at least one of the expressions, in their order."""
+        rest = self._rule("some", expressions[-1])
+        for expression in reversed(expressions[:-1]):
+            rest = self._rule("some", f'{expression} ("," SPACE {rest})? | {rest}')
+        return rest
 
     def _with_whitespace(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         pattern = SPACE if self._tagged.is_free else DENSE
@@ -137,11 +147,15 @@ class _Grammar:
         closed = f"/{_ANY}*{_escaped(raw.closing)}{_ANY}*/"
         body = self._terminal("RAW", f"/{_ANY}{{{raw.min_chars},{most}}}/ & ~{closed}")
         end = self._rule("raw", f"{body} {json.dumps(raw.before + raw.closing)}", lazy=True)
-        if raw.closing not in self._special:
+        found = self._specials.search(raw.closing) if self._specials is not None else None
+        if found is None:
             return end
-        if raw.before:
-            body = self._terminal("RAW", f"{body} {json.dumps(raw.before)}")
-        return f"({end} | {body} <[{self._special[raw.closing]}]>)"
+        before = raw.before + raw.closing[: found.start()]
+        if before:
+            body = self._terminal("RAW", f"{body} {json.dumps(before)}")
+        after = raw.closing[found.end() :]
+        rest = f" {self._literal(after)}" if after else ""
+        return f"({end} | {body} <[{self._special[found[0]]}]>{rest})"
 
     def _rule(self, name: str, expression: str, *, lazy: bool = False) -> str:
         self._num_rules += 1

@@ -67,7 +67,7 @@ class ChatTemplate:
             **self._constants,
             "tools": None,
             "documents": None,
-            **(variables or {}),
+            **_with_functions(variables or {}),
             "messages": [_with_arguments(_in_parts(each) if self._wants_parts else each) for each in messages],
             "add_generation_prompt": add_generation_prompt,
         }
@@ -140,6 +140,24 @@ def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     ]
     made = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
     return {**message, "tool_calls": made}
+
+
+class _Function(dict[str, Any]):
+    """A function of a tool. Some templates, such as gpt-oss's, take it for granted that it has a description."""
+
+    def __missing__(self, name: str) -> str:
+        if name == "description":
+            return ""
+        raise KeyError(name)
+
+
+def _with_functions(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables with tools in the form in which every template can use them."""
+    tools: Sequence[Mapping[str, Any]] | None = variables.get("tools")
+    if not tools:
+        return dict(variables)
+    made = [{**tool, "function": _Function(tool["function"])} if "function" in tool else tool for tool in tools]
+    return {**variables, "tools": made}
 
 
 class _RefusalError(TemplateError):

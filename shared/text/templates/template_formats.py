@@ -1,42 +1,29 @@
 """Recognises a model's tool-call format and reasoning format from its chat template. Pure.
 
-The template contains both, because it writes earlier calls and reasoning of a conversation in the same format. The
-names are those of the gateway's settings `--tool-call-parser` and `--reasoning-parser`. Called by tokenizers, which
+The names and the texts that show them are in `antiphon.shared.settings.output_formats`. Called by tokenizers, which
 announce the result in their heartbeats.
 """
 
-_TOOLS: dict[str, tuple[str, ...]] = {
-    "deepseek_v3": ("<｜tool▁call▁begin｜>",),
-    "mistral": ("[TOOL_CALLS]",),
-    "glm45": ("<tool_call>", "<arg_key>"),
-    "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
-    "hermes": ("<tool_call>",),
-    "llama3_json": ('{"name": function name, "parameters": dictionary',),
-    "pythonic": ("[func_name1(param",),
-}
-"""Texts that together identify a tool-call format. A format whose texts include another's is more specific."""
-_REASONING: dict[str, tuple[str, ...]] = {
-    "qwen3": ("</think>",),
-    "mistral": ("[THINK]",),
-    "granite": ("Here is my thought process:", "Here is my response:"),
-}
+from collections.abc import Mapping
+
+from antiphon.shared.settings.output_formats import REASONING_MARKS, TOOL_MARKS, UNREAD_TOOL_MARKS, Marks
 
 
 def tool_format(template: str) -> str:
-    """Returns the name of the tool-call format of a template; "" if none or several are recognised."""
-    return _shown(template, _TOOLS) if "tools" in template else ""
+    """Returns the name of the tool-call format of a template; "" if none or several are recognised, or one not read."""
+    return _shown(template, {**TOOL_MARKS, "": UNREAD_TOOL_MARKS}) if "tools" in template else ""
 
 
 def reasoning_format(template: str) -> str:
     """Returns the name of the reasoning format of a template; "" if none or several are recognised."""
-    return _shown(template, _REASONING)
+    return _shown(template, REASONING_MARKS)
 
 
-def _shown(template: str, formats: dict[str, tuple[str, ...]]) -> str:
+def _shown(template: str, formats: Mapping[str, tuple[Marks, ...]]) -> str:
     # Jinja templates write quotes inside of strings with a backslash.
     plain = template.replace('\\"', '"')
-    shown = [name for name, marks in formats.items() if all(mark in plain for mark in marks)]
-    specific = [
-        name for name in shown if not any(set(formats[name]) < set(formats[other]) for other in shown if other != name)
+    shown = [
+        (name, set(marks)) for name, each in formats.items() for marks in each if all(mark in plain for mark in marks)
     ]
-    return specific[0] if len(specific) == 1 else ""
+    specific = {name for name, marks in shown if not any(marks < other for _, other in shown)}
+    return specific.pop() if len(specific) == 1 else ""

@@ -35,7 +35,11 @@ def _plain_message(codec: Codec, message: ChatMessage) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.name:
         plain["name"] = message.name
-    return {**plain, **json_object(message.fields, "messages")}
+    plain |= json_object(message.fields, "messages")
+    if "reasoning" in plain and not (content and "tool_calls" in plain):
+        # Another name of templates for it. In a message with calls they refuse it beside a text.
+        plain["thinking"] = plain["reasoning"]
+    return plain
 
 
 def known_ids(codec: Codec, packed: bytes, param: str) -> list[int]:

@@ -15,6 +15,8 @@ from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome", "chrome")
 WAIT_S = 60.0
+TEXT_CHARS = 4000
+"""Of a page that is told when a wait fails."""
 
 
 def find_chromium() -> str | None:
@@ -74,9 +76,11 @@ class Browser:
     def size(self, width: int, height: int, *, phone: bool = False) -> None:
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
-    def scheme(self, name: str) -> None:
-        """Sets the system's preference: `light` or `dark`."""
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+    def scheme(self, name: str, *, reduced_motion: bool = False) -> None:
+        """Sets the system's preferences: `light` or `dark`, and whether it asks for little motion."""
+        motion = "reduce" if reduced_motion else "no-preference"
+        wanted = {"prefers-color-scheme": name, "prefers-reduced-motion": motion}
+        self._call("Emulation.setEmulatedMedia", features=[{"name": one, "value": wanted[one]} for one in wanted])
 
     def js(self, expression: str) -> Any:
         """Returns the value of an expression in the page. Raises AssertionError for an exception in it."""
@@ -88,7 +92,7 @@ class Browser:
         """Waits until an expression is true. A page that is left meanwhile is waited for as well."""
         deadline = time.monotonic() + timeout_s
         while not self._holds(expression):
-            assert time.monotonic() < deadline, (expression, self.text(), self.errors)
+            assert time.monotonic() < deadline, (expression, self.text()[:TEXT_CHARS], self.errors)
             time.sleep(0.05)
 
     def _holds(self, expression: str) -> bool:
@@ -142,6 +146,12 @@ class Browser:
 
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
+    def task_seconds(self) -> float:
+        """Returns the time of all tasks of the page's main thread so far."""
+        self._call("Performance.enable")
+        found = self._call("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in found if one["name"] == "TaskDuration")
+
     def _call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
@@ -161,7 +171,9 @@ class Browser:
         params = event.get("params", {})
         seen: dict[str, Callable[[], None]] = {
             "Network.requestWillBeSent": lambda: self.requested.append(params["request"]["url"]),
-            "Runtime.exceptionThrown": lambda: self.errors.append(json.dumps(params["exceptionDetails"])[:500]),
+            "Runtime.exceptionThrown": lambda: self.errors.append(
+                json.dumps(params["exceptionDetails"].get("exception", params))[:700]
+            ),
             "Log.entryAdded": lambda: self._log(params["entry"]),
         }
         seen.get(event.get("method", ""), lambda: None)()

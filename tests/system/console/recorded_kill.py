@@ -1,106 +1,148 @@
-"""Records how a stream outlives its engine, and draws the recording: `make kill-picture`. Not a test.
+"""Records the console while an engine is killed, the overview and the chat at once: `make kill-picture`.
 
-It starts the real system with two engines and the demo model, streams a completion undisturbed, streams it again with
-the same seed, kills the engine that computes it (SIGKILL), and writes docs/screenshots/kill.svg.
+It starts the real system with two engines and the demo model, lets other clients work, asks for a long answer in the
+chat, kills the engine that computes it (SIGKILL), and writes docs/screenshots/kill.webp from screenshots of both pages.
+The answer is computed once more without a kill, and compared: the last picture says that the two are equal.
 """
 
+import io
+import json
 import os
-import platform
 import signal
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 
-from antiphon.client import stream
-from tests.system.console.kill_picture import Piece, Recording, draw
+from PIL import Image, ImageDraw, ImageFont
+
+from tests.system.console.browser import Browser, find_chromium
+from tests.system.console.chat_page import ask, open_chat, settings
+from tests.system.console.pages import address
 from tests.system.served import ROOT, Served, fetch, until_the_end, wait_until
 
-PICTURE = ROOT / "docs" / "screenshots" / "kill.svg"
-PROMPT, SEED, MAX_TOKENS = "Once upon a time", 7, 160
-KILLED_AFTER = 50
-"""Tokens of the stream after which the engine is killed, or a few more: the kill takes a moment."""
+PICTURE = ROOT / "docs" / "screenshots" / "kill.webp"
+FLAGS = ("--engines=2", "--gateways=1", "--max-num-seqs=160", "--kv-cache-memory-gb=0.3")
+QUESTION = "Tell me a story."
+MORE = {"ignore_eos": True, "seed": 7, "temperature": 0.8}
+TOKENS, KILLED_AT, OTHERS = 1000, 300, 249
+"""The tokens of the answer, after how many of them its engine is killed, and the other clients."""
+WHOLE_S, FRAME_S, LAST_S = 120.0, 0.5, 3.0
+RAIL, WIDTH = 264, 1280
+OVERVIEW, CHAT, CAPTION = (56, 408), (0, 420), 40
+"""The parts of the two pages that are shown, from top to bottom, and the height of the caption below, pixels."""
 
 
-def main() -> None:
-    """Records, compares and draws. Raises SystemExit if the texts differ or the stream did not move in its midst."""
-    with until_the_end(Served("--engines=2")) as served:
-        recording = _record(served)
-    if not recording.is_proof():
-        raise SystemExit(f"not what the picture would say: {recording}")
-    PICTURE.write_text(draw(recording), encoding="utf-8")
+def main() -> int:
+    """Records, compares and writes. Returns the exit status; raises SystemExit if the answers differ."""
+    binary = find_chromium()
+    if binary is None:
+        return 78
+    profiles = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with until_the_end(Served(*FLAGS)) as served, profiles as folder:
+        browsers = [Browser(binary, Path(folder) / name, "--hide-scrollbars") for name in ("overview", "chat")]
+        try:
+            frames = _record(served, *browsers)
+        finally:
+            for browser in browsers:
+                browser.close()
+    frames[0].save(
+        PICTURE, save_all=True, append_images=frames[1:], duration=[*[int(1000 * FRAME_S)] * (len(frames) - 1), 6000],
+        loop=0, quality=45, method=4, minimize_size=True,
+    )  # fmt: skip
+    return 0
 
 
-def _record(served: Served) -> Recording:
-    undisturbed = "".join(piece.text for piece in _pieces(served, "undisturbed", time.monotonic()))
-    pids, kill = served.pids(), _Kill(served, "killed")
-    pieces: list[Piece] = []
-    started = time.monotonic()
-    for piece in _pieces(served, "killed", started):
-        pieces.append(piece)
-        if sum(one.num_tokens for one in pieces) >= KILLED_AFTER:
-            kill.due.set()
-    kill.join()
-    return Recording(
-        date=datetime.now(UTC).date().isoformat(),
-        machine=f"{os.cpu_count()} cores, {_processor()}",
-        prompt=PROMPT,
-        seed=SEED,
-        pids={name: pid for name, pid in sorted(pids.items()) if name.startswith("engine")},
-        killed=kill.engine,
-        killed_s=round(kill.moment - started, 4),
-        num_tokens_before=_num_tokens_moved(served, "killed"),
-        pieces=pieces,
-        undisturbed=undisturbed,
-    )
+def _record(served: Served, overview: Browser, chat: Browser) -> list[Image.Image]:
+    for browser, height in ((overview, 800), (chat, CHAT[1])):
+        browser.size(WIDTH, height)
+        browser.scheme("light")
+    overview.open(address(served, "overview"))
+    overview.wait("document.querySelectorAll('.box').length > 4")
+    open_chat(chat, served)
+    settings(chat, max_tokens=str(TOKENS), more=json.dumps(MORE))
+    chat.click("[name=close-settings]")
+    frames: list[Image.Image] = []
+    with _load(served):
+        started = time.monotonic()
+        ask(chat, QUESTION)
+        killed = ""
+        done_s = 0.0
+        while (now := time.monotonic() - started) < WHOLE_S and not (done_s and now > done_s + LAST_S):
+            if not killed and (killed := _engine(served)):
+                os.kill(served.pids()[killed], signal.SIGKILL)
+            told = f"{now:4.0f} s    " + (f"kill -9 {killed}" if killed else f"two engines, {OTHERS + 1} clients")
+            frames.append(_frame(overview, chat, told))
+            if not done_s and chat.js("!!document.querySelector('.turn.assistant .facts a')"):
+                done_s = now
+            time.sleep(max(0.0, started + FRAME_S * len(frames) - time.monotonic()))
+        if not killed or not done_s:
+            raise SystemExit(f"killed {killed!r}, answer done after {done_s} s")
+    told = _compared(served, chat, killed)
+    frames.append(_frame(overview, chat, told))
+    return frames
 
 
-class _Kill(threading.Thread):
-    """Kills the engine of a request as soon as it is due. A thread, so that the stream is read meanwhile."""
-
-    def __init__(self, served: Served, name: str) -> None:
-        super().__init__()
-        self.due = threading.Event()
-        self.engine, self.moment = "", 0.0
-        self._served, self._name = served, name
-        self.start()
-
-    def run(self) -> None:
-        wait_until(lambda: bool(self._engines()), 20)
-        [self.engine] = self._engines()
-        pid = self._served.pids()[self.engine]
-        assert self.due.wait(20)
-        self.moment = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-
-    def _engines(self) -> list[str]:
-        found = fetch(self._served, "GET", f"/v1/requests?q={self._name}&all=true").json["data"]
-        return found[0]["engines"] if found else []
+def _engine(served: Served) -> str:
+    """Returns the name of the engine to kill, or "" as long as the answer is too short."""
+    found = fetch(served, "GET", "/v1/requests?state=running&sort=slowest").json["data"]
+    ripe = (one for one in found if one["max_tokens"] == TOKENS and one["completion_tokens"] >= KILLED_AT)
+    return next((one["engines"][-1] for one in ripe), "")
 
 
-def _num_tokens_moved(served: Served, name: str) -> int:
-    """Returns the tokens of output that a request's last engine got with the prompt: it computes them in one go."""
-    timeline = fetch(served, "GET", f"/v1/requests/{name}/timeline").json
-    steps = timeline["sequences"][0]["attempts"][-1]["steps"]
-    ends = [step["position"] + step["num_tokens"] for step in steps if step["kind"] == "prefill"]
-    return max(ends) - timeline["prompt_tokens"]
+def _compared(served: Served, chat: Browser, killed: str) -> str:
+    """Returns what the last picture says. Raises SystemExit if the answer is another one than without a kill."""
+    chat.js("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }, null")
+    chat.click(".turn.assistant [name=copy]")
+    chat.wait("window.copied")
+    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS, **MORE}
+    undisturbed = fetch(served, "POST", "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+    if chat.js("copied") != undisturbed:
+        raise SystemExit("the answer differs from the one that nothing disturbed")
+    return f"kill -9 {killed}: the same {len(undisturbed):,} characters as without it"
 
 
-def _pieces(served: Served, name: str, started: float) -> Iterator[Piece]:
-    """Streams the completion under a request id; yields its pieces of text as they arrive."""
-    body = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "seed": SEED, "temperature": 0.8, "return_token_ids": True}
-    url = f"http://127.0.0.1:{served.port}/v1/completions"
-    for chunk in stream(url, body | {"ignore_eos": True}, headers={"X-Request-Id": name}):
-        for choice in chunk["choices"]:
-            yield Piece(round(time.monotonic() - started, 4), len(choice.get("token_ids") or ()), choice["text"])
+@contextmanager
+def _load(served: Served) -> Iterator[None]:
+    """Other clients, each with one answer after the other, until the block ends."""
+    over = threading.Event()
+
+    def client(number: int) -> None:
+        while not over.is_set():
+            body = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True, "seed": number}
+            fetch(served, "POST", "/v1/completions", body)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(OTHERS)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: bool(fetch(served, "GET", "/v1/requests?state=running").json["data"]), 30)
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+def _frame(overview: Browser, chat: Browser, told: str) -> Image.Image:
+    parts = [_part(overview, *OVERVIEW), _part(chat, *CHAT)]
+    whole = Image.new("RGB", (WIDTH - RAIL, sum(part.height for part in parts) + 1 + CAPTION), "#16202e")
+    top = 0
+    for part in parts:
+        whole.paste(part, (0, top))
+        top += part.height + 1  # a line between the pages
+    ImageDraw.Draw(whole).text((16, top + 9), told, fill="#ffffff", font=ImageFont.load_default(18))
+    return whole
+
+
+def _part(browser: Browser, top: int, bottom: int) -> Image.Image:
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:
+        browser.screenshot(Path(file.name))
+        return Image.open(io.BytesIO(Path(file.name).read_bytes())).convert("RGB").crop((RAIL, top, WIDTH, bottom))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -71,6 +71,19 @@ def words_and_body(model: Path) -> tuple[tuple[str, ...], dict[str, Any]]:
     return words, {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
 
 
+@pytest.mark.parametrize("flag", ["-tp", "-pp"])
+def test_the_ready_message_means_that_the_next_request_is_answered(flag: str, model: Path) -> None:
+    words, body = words_and_body(model)
+    short = {**body, "prompt": "A", "max_tokens": 2}
+    with until_the_end(Served(*words, flag, "2")) as served:
+        found = [fetch(served, "POST", "/v1/completions", short).status for _ in range(8)]
+        members = fetch(served, "GET", "/admin/topology").json["members"]
+    assert found == [200] * 8
+    used = {one["id"]: one["resources"] for one in members}
+    assert used["engine-1"]["cpu_s"] > 0
+    assert used["engine-1"]["rss_bytes"] > used["detokenizer-1"]["rss_bytes"] > 0
+
+
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
 def test_a_divided_model_serves_and_outlives_a_rank(model: Path, expected: list[str]) -> None:
     words, body = words_and_body(model)

@@ -1,4 +1,4 @@
-"""A model of linear attention through the whole system: the text of transformers, also when an engine is killed."""
+"""A model with the cache of transformers through the whole system, also when an engine is killed."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ PROMPT, NUM_TOKENS, NUM_STREAMS = "Once upon a time", 200, 4
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("hybrid"), "qwen3_5_text")
+    return make_model(tmp_path_factory.mktemp("hybrid"), "olmo_hybrid")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ STREAMS, TOKENS = 4, 400
 @pytest.fixture(scope="module")
 def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two of each service for each model. The second model has other weights, another family and a shorter context."""
-    other = make_model(tmp_path_factory.mktemp("second"), "qwen2", seed=7, max_position_embeddings=448)
+    second = tmp_path_factory.mktemp("second")
+    other = make_model(second, "qwen2", seed=7, max_position_embeddings=448, num_hidden_layers=8)
     flags = ("--tokenizers=2", "--engines=2", "--detokenizers=2", "--threads=1")
     served = Served(f"--model={model}", "--served-model-name=tiny", f"--also={other}={SECOND}", *flags)
     with until_the_end(served) as started:

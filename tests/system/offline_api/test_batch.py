@@ -94,7 +94,7 @@ def test_a_wrong_file_is_refused_before_anything_is_asked(
     text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.jsonl").write_text(text)
-    assert main(["run-batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 78
+    assert main(["run-batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")]) == 2
     assert said in capfd.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -103,7 +103,7 @@ def test_an_output_file_that_is_none_is_left_alone(tmp_path: Path, capfd: pytest
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_requests(source, 1)
     target.write_text("my diary\n")
-    assert main(["run-batch", str(source), str(target)]) == 78
+    assert main(["run-batch", str(source), str(target)]) == 2
     assert "is no answer of a batch" in capfd.readouterr().err
     assert target.read_text() == "my diary\n"
 
@@ -112,9 +112,9 @@ def test_a_text_is_continued_in_the_terminal(capfd: pytest.CaptureFixture[str]) 
     words = ["complete", "What is 12 + 7?", "--chat", "--temperature=0", "--dtype=float32"]
     assert main(words) == 0
     assert capfd.readouterr().out == "12 + 7 = 19.\n"
-    assert main(["complete", "x", "--temperature=5"]) == 78
+    assert main(["complete", "x", "--temperature=5"]) == 2
     assert "'temperature' must be between 0 and 2" in capfd.readouterr().err
-    assert main(["complete", "x", "--model=/nowhere"]) == 78
+    assert main(["complete", "x", "--model=/nowhere"]) == 2
     assert "/nowhere" in capfd.readouterr().err
 
 

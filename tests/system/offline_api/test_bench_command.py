@@ -37,42 +37,42 @@ def test_the_latency_of_a_batch_and_the_throughput_of_many_prompts(
 
 @pytest.mark.parametrize("flags", [(), ("--request-rate=40",), ("--max-concurrency=2",)])
 def test_a_load_on_a_server_counts_every_request_and_token(
-    served: Served, tmp_path: Path, flags: tuple[str, ...]
+    served: Served, tmp_path: Path, flags: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
     words = ["bench", "serve", f"--base-url={served.url}", "--num-prompts=12", f"--output-json={out}", *LENGTHS, *flags]
     # The small model's vocabulary ends below the ids that prompts are made of.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("antiphon.benchmark.serving.VOCAB_SIZE", 300)
-        assert main(words) == 0
+        assert main([*words, "--json"]) == 0
     found = figures(out)
+    assert json.loads(capfd.readouterr().out) == found
     assert found["requests"] == 12
     assert found["output_tokens_per_s"] == pytest.approx(12 * 5 / found["duration_s"])
     assert 0 < found["p50_ttft_ms"] <= found["p99_ttft_ms"]
     assert found["mean_tpot_ms"] >= 0
+    assert ("mean_wait_ms" in found) == ("--max-concurrency=2" in flags)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (("latency", "--input-len=0"), "--input-len: 0 is not at least 1"),
-        (("latency", "--model=/nowhere"), "/nowhere"),
-        (("throughput", "--input-len=9999999"), "the context is"),
-        (("serve", "--request-rate=0"), "--request-rate: 0.0 is not above 0"),
-        (("serve", "--base-url=ftp://x"), "is no URL"),
-        (("serve", "--base-url=http://127.0.0.1:1"), "no connection to http://127.0.0.1:1"),
+        (("latency", "--input-len=0"), 2, "--input-len: 0 is not at least 1"),
+        (("latency", "--model=/nowhere"), 2, "/nowhere"),
+        (("throughput", "--input-len=9999999"), 2, "the context is"),
+        (("serve", "--request-rate=0"), 2, "--request-rate: 0.0 is not above 0"),
+        (("serve", "--base-url=ftp://x"), 2, "is no URL"),
+        (("serve", "--server=http://127.0.0.1:1"), 3, "no connection to http://127.0.0.1:1"),
     ],
 )
-def test_a_wrong_call_ends_with_78_and_says_why(
-    words: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", *words]) == 78
+def test_a_wrong_call_says_why(words: tuple[str, ...], code: int, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == code
     assert said in capfd.readouterr().err
 
 
 def test_requests_that_fail_are_told_of(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "serve", f"--base-url={served.url}", "--model=nobody", "--num-prompts=3", *LENGTHS]
-    assert main(words) == 78
+    assert main(words) == 1
     assert "3 of 3 requests failed. The first: HTTP/1.1 404" in capfd.readouterr().err
 
 

@@ -45,8 +45,8 @@ def test_a_short_run_loses_nothing(served: Served, tmp_path: Path):
     report = tmp_path / "report.json"
     done = _antiphon(
         "chaos", "--minutes=0.12", "--streams=4", "--seed=3", "--max-tokens=60", "--calm=4",
-        f"--json={report}", f"--token={KEY}",
-        f"--url={served.url}", f"--run-directory={_run_directory(served)}",
+        f"--json={report}", f"--api-key={KEY}",
+        f"--server={served.url}", f"--run-directory={_run_directory(served)}",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
@@ -159,12 +159,12 @@ def _ready(served: Served) -> int:
     ("words", "text"),
     [
         (["--minutes=0"], "--minutes"),
-        (["--url=http://127.0.0.1:1"], "belong together"),
+        (["--server=http://127.0.0.1:1"], "belong together"),
         (["--url=http://127.0.0.1:1", "--run-directory=/tmp"], "no directory antiphon-PID"),
         (["--url=x", "--run-directory=y", "--model=z"], "--model is for a server that is started"),
     ],
 )
 def test_what_cannot_be_run_is_said(words: list[str], text: str):
     done = _antiphon("chaos", *words)
-    assert done.returncode == 78
+    assert done.returncode == 2
     assert text in done.stderr

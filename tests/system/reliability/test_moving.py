@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,12 +113,12 @@ async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_i
     view = fetch(two, "GET", f"/admin/engines/{name}").json
     assert (view["state"], view["sequences"], view["others"]) == ("draining", 0, [other])
     last = command(two, "drain", other)
-    assert last.returncode == 78
+    assert last.returncode == 1
     assert "is the only engine of the model 'tiny'" in last.stderr
     assert command(two, "resume", name).stdout == f"{name} takes requests again\n"
     await all_ready(two)
     unknown = command(two, "drain", "engine-9")
-    assert (unknown.returncode, "Engines that are alive: engine-1, engine-2" in unknown.stderr) == (78, True)
+    assert (unknown.returncode, "Engines that are alive: engine-1, engine-2" in unknown.stderr) == (4, True)
 
 
 async def test_an_engine_that_is_told_to_end_hands_its_streams_over_without_the_wait_for_a_lease(two: Served) -> None:
@@ -137,7 +138,9 @@ async def test_an_engine_that_is_told_to_end_hands_its_streams_over_without_the_
 async def test_a_detokenizer_that_is_told_to_end_hands_its_streams_over(two: Served) -> None:
     await all_ready(two)
     pid = two.pids()["detokenizer-1"]
-    assert not await moved_streams(two, lambda: os.kill(pid, signal.SIGTERM))
+    why = await moved_streams(two, lambda: os.kill(pid, signal.SIGTERM))
+    # A machine that is too busy to hear an engine for a lease moves its sequences; the end of a detokenizer does not.
+    assert not why or re.search(r"engine-\d has not been heard from", two.output), why
     await asyncio.to_thread(wait_until, lambda: two.pids().get("detokenizer-1", pid) != pid, 10)
 
 

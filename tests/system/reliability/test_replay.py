@@ -45,7 +45,7 @@ def complete(served: Served, **fields: Any) -> Any:
 
 
 def antiphon(served: Served, *words: str, key: str = "alice") -> int:
-    return cli.main([*words, "--server", served.url, "--token", KEYS[key]])
+    return cli.main([*words, "--server", served.url, "--api-key", KEYS[key]])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_file_runs_elsewhere_and_a_difference_is_shown_with_its_gap(
         assert f"recorded: token {record['sequences'][1]['token_ids'][5]} " in shown
         assert "gap of the log probabilities: " in shown
     path.write_text("{}")
-    assert antiphon(served, "replay", str(path)) == 78
+    assert antiphon(served, "replay", str(path)) == 2
     assert "This is no recorded request" in capsys.readouterr().err
 
 
@@ -148,10 +148,10 @@ def test_only_the_key_of_a_request_and_operators_reach_it(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = complete(served)["id"]
-    assert antiphon(served, "replay", name, key="bob") == 78
-    assert antiphon(served, "fork", name, "--at", "3", key="bob") == 78
-    assert antiphon(served, "record", "save", name, str(tmp_path / "file"), key="bob") == 78
+    assert antiphon(served, "replay", name, key="bob") == 4
+    assert antiphon(served, "fork", name, "--at", "3", key="bob") == 4
+    assert antiphon(served, "record", "save", name, str(tmp_path / "file"), key="bob") == 4
     assert capsys.readouterr().err.count("is recorded") == 3
     assert antiphon(served, "replay", name, key="root") == 0
-    assert antiphon(served, "replay", name, "--engine", "engine-9") == 78
+    assert antiphon(served, "replay", name, "--engine", "engine-9") == 1
     assert "No engine 'engine-9' of the model 'tiny' takes requests." in capsys.readouterr().err

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from antiphon.chat import pieces
+from antiphon.chat.answers import pieces
 from antiphon.client import Client
 from antiphon.client import stream as resumable_stream
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until

@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 PAGES = [
     DOCS / "index.md",
+    DOCS / "reference" / "command-line.md",
     *(path for folder in ("start", "guides", "integrations") for path in sorted((DOCS / folder).glob("*.md"))),
 ]
 """The pages for users, whose blocks have to run."""

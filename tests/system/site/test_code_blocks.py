@@ -120,7 +120,8 @@ def _check_imports(block: Block) -> None:
 @functools.cache
 def _flags(command: tuple[str, ...]) -> set[str]:
     """The flags of a command of `antiphon`, from its help."""
-    argv = [sys.executable, "-m", "antiphon", *command, "--help"]
+    about = "--help" if command[0] == "service" else "--help=all"
+    argv = [sys.executable, "-m", "antiphon", *command, about]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     return {*re.findall(r"--[a-z][\w-]*", done.stdout)}
 

@@ -20,8 +20,6 @@ from tests.vision_models import make_vision_model
 
 TEXT, VISION = "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-3B-Instruct"
 COMMIT = "0" * 40
-OF_CLIENTS = ("drain", "fork", "models", "record", "replay", "resume", "top", "trace", "watch")
-"""Commands that ask a running server."""
 _SHAPE: dict[str, Any] = {"intermediate_size": 192, "max_position_embeddings": 8192}
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost):(?:8000|11434)\b")
 _PROCESS = re.compile(r" (\S+-\d+) \d+")
@@ -29,11 +27,7 @@ _PATH = re.compile(r"[\w./-]+[/.][\w./-]+")
 _OWN_PORT = re.compile(r"--(?:port|host)")
 
 _COMMAND = """#!/bin/bash
-added=()
-case "$1" in
-  {names}) [[ "$*" == *--server* || "$*" == *--url* || "$*" == *"--model demo"* ]] || added=(--server "$SERVER") ;;
-esac
-exec {python} -m antiphon "$@" "${{added[@]}}"
+exec {python} -m antiphon "$@"
 """
 
 
@@ -65,7 +59,7 @@ class World:
             "CURL_HOME": str(self._at / "bin"),
             "HF_HOME": str(self._at / "hub-home"),
             "HF_HUB_OFFLINE": "1",
-            "SERVER": f"http://127.0.0.1:{served.port}" if served else "",
+            "ANTIPHON_SERVER": f"http://127.0.0.1:{served.port}" if served else "",
         }
         return {**os.environ, **own}
 
@@ -87,7 +81,7 @@ class World:
             served = Served(*(self._absolute(flag, folder) for flag in kept))
             self._servers[kept] = served
             served.wait_for("Antiphon is ready")
-            for name in _PROCESS.findall(next(line for line in served.lines if line.startswith("  processes "))):
+            for name in _PROCESS.findall(next((line for line in served.lines if line.startswith("  processes ")), "")):
                 served.wait_for(f" INFO {name} ready")
         return self._servers[kept]
 
@@ -126,11 +120,11 @@ class World:
         make_prompt_adapter(self._at / "adapters" / "polite", text)
 
     def _write_commands(self) -> None:
-        """`antiphon` with the server's address where a command needs it, and a curl that fails for a status of 400."""
+        """`antiphon`, and a curl that fails for a status of 400."""
         (self._at / "bin").mkdir()
         (self._at / "bin" / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\nmax-time = 60\n")
         command = self._at / "bin" / "antiphon"
-        command.write_text(_COMMAND.format(names="|".join(OF_CLIENTS), python=sys.executable))
+        command.write_text(_COMMAND.format(python=sys.executable))
         command.chmod(0o755)
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from antiphon.benchmark.load import Result, run
+from antiphon.benchmark.load import Result, run, run_open
 from bench.harness.loads import Load
 from bench.harness.measure import LoadFailed, check
 
@@ -109,6 +109,17 @@ async def test_other_tokens_than_asked_for_fail_the_load(prompt: int, output: in
     check(done, Load("x", 1, 5, 3, 1, 0), 1)
     with pytest.raises(LoadFailed, match=r"\(5, 3\) prompt and output tokens"):
         check(done, Load("x", 1, prompt, output, 1, 0), 1)
+
+
+async def test_the_wait_for_a_place_is_no_time_to_the_first_token() -> None:
+    """With one place the requests follow each other, so that their times together are at most the whole time."""
+    async with server(plain(text("a", "b") + event(USAGE) + b"data: [DONE]\n\n")) as port:
+        done = await run_open("127.0.0.1", port, [BODY] * 5, [0.0] * 5, concurrency=1)
+    assert not done.errors
+    assert len(done.wait_s) == len(done.first_token_s) == 5
+    assert sum(done.first_token_s) <= done.wall_s
+    waits = sorted(done.wait_s)
+    assert waits[-1] >= sum(done.first_token_s) - max(done.first_token_s)
 
 
 async def test_further_headers_are_sent() -> None:

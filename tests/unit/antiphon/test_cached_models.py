@@ -119,19 +119,19 @@ def test_of_a_file_elsewhere_only_what_was_made_is_removed(
 
 def test_rm_asks(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     write_cache(home, {**SMALL, **WEIGHTS})
-    assert "this is no terminal: add --yes" in run(capsys, "rm", NAME, code=78)
+    assert "this is no terminal: add --yes" in run(capsys, "rm", NAME, code=2)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     for answer, code, left in (("n", 1, 1), ("", 1, 1), ("y", 0, 0)):
-        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        monkeypatch.setattr("builtins.input", lambda answer=answer: answer)
         run(capsys, "rm", NAME, code=code)
         assert len(listed(capsys)) == left
 
 
 def test_mistakes_are_told(online: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"{NAME} is not in the caches; `antiphon list` shows what is" in run(capsys, "rm", NAME, "--yes", code=78)
-    assert "is no name on the hub" in run(capsys, "pull", "/data/model", code=78)
-    assert "has no GGUF file" in run(capsys, "pull", f"{NAME}:Q4_0", code=78)
-    assert "has no model of this name" in run(capsys, "pull", "choir/none", code=78)
+    assert f"{NAME} is not in the caches; `antiphon list` shows what is" in run(capsys, "rm", NAME, "--yes", code=4)
+    assert "is no name on the hub" in run(capsys, "pull", "/data/model", code=2)
+    assert "has no GGUF file" in run(capsys, "pull", f"{NAME}:Q4_0", code=4)
+    assert "has no model of this name" in run(capsys, "pull", "choir/none", code=4)
 
 
 def test_another_cache_can_be_named(online: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

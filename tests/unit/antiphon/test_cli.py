@@ -159,7 +159,7 @@ def test_an_impossible_variable_ends_with_78_and_its_name(
 def test_chat_has_the_known_options_and_defaults() -> None:
     options = options_of("chat", "--top_p", "0.5")
     assert (options.max_tokens, options.temperature, options.top_p) == (512, 0.7, 0.5)
-    assert (options.system, options.token) == (None, None)
+    assert (options.system, options.api_key) == (None, None)
 
 
 def test_service_hands_all_flags_to_the_service() -> None:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ class Server:
 
     def __init__(self, *answers: str | tuple[int, str]) -> None:
         self.asked: list[str] = []
+        self.lines: list[str] = []
         self._answers = answers
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1/chat/completions"
@@ -44,9 +45,10 @@ class Server:
             with connection, connection.makefile("rb") as lines:
                 head = iter(lines.readline, b"\r\n")
                 headers = b"".join(head).decode().lower()
-                length = next(line for line in headers.splitlines() if line.startswith("content-length"))
+                length = next((line for line in headers.splitlines() if line.startswith("content-length")), ":0")
                 lines.read(int(length.partition(":")[2]))
                 self.asked.append(headers)
+                self.lines.append(headers.partition("\r\n")[0])
                 status, body = (200, answer) if isinstance(answer, str) else answer
                 # The announced length never arrives if the stream breaks.
                 size = len(body) if body.endswith("[DONE]\n\n") or status != 200 else len(body) + 1
@@ -82,6 +84,16 @@ def test_a_stream_goes_on_behind_its_last_whole_event(broken: Server) -> None:
     text = [chunk["choices"][0]["delta"]["content"] for chunk in stream(broken.url, BODY)]
     assert text == ["one ", "two ", "three"]
     assert sent_ids(broken) == ["", "r:1.4", "r:1.4", "r:2.8"]
+
+
+def test_who_stops_reading_ends_the_stream_on_the_server() -> None:
+    server = Server(event("one ", "r:1.4"), (200, "{}"))
+    chunks = stream(server.url, BODY)
+    next(chunks)
+    assert isinstance(chunks, Generator)
+    chunks.close()
+    server.close()
+    assert server.lines == ["post /v1/chat/completions http/1.1", "delete /v1/streams/r http/1.1"]
 
 
 @pytest.mark.skipif(NODE is None, reason="needs node")

@@ -398,7 +398,7 @@ def test_the_ways_to_start_differ_in_defaults_alone() -> None:
 
 def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("serve", "run"):
-        help_text = make_parser()[1][command].format_help()
+        help_text = make_parser()[1][command].help_about("all")
         headings = [line[:-1] for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
         assert headings[-11:] == [
             "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution",

@@ -92,7 +92,7 @@ def test_an_architecture_that_nobody_knows_is_refused(model: Path) -> None:
     change(model, architectures=["FooForCausalLM"], model_type="foo")
     assert refusal(model).startswith(
         "config.json: architecture FooForCausalLM is not supported, nor does it run through transformers: it has no "
-        "models of type 'foo'. Supported by themselves: BaiChuanForCausalLM"
+        "models of type 'foo'. Supported by themselves: AfmoeForCausalLM"
     )
     change(model, auto_map={"AutoModelForCausalLM": "modeling_foo.Foo"})
     assert "its code comes with the model, and is run with --trust-remote-code only" in refusal(model)
@@ -102,7 +102,7 @@ def test_an_architecture_that_nobody_knows_is_refused(model: Path) -> None:
     located_models([ServeSettings(model=str(model), device="cpu")], {})
 
 
-@pytest.mark.parametrize("kind", sorted(OWN_CACHE_TYPES | ENCODERS))
+@pytest.mark.parametrize("kind", sorted({*OWN_CACHE_TYPES, *ENCODERS}))
 def test_types_that_run_through_transformers_are_known(kind: str) -> None:
     unknown.check_known({"model_type": kind}, trusted=False)
 

@@ -82,21 +82,17 @@ def test_the_bus_of_the_server_on_this_machine_is_found(tmp_path: Path):
         find_bus("", "", {}, tmp_path)
     assert find_bus("nats://x:1", "c", {}, tmp_path) == Place("nats://x:1", "c")
     assert find_bus("", "", {"ANTIPHON_NATS": "nats://y:1"}, tmp_path) == Place("nats://y:1", "")
-    for number in (1, 2):
-        folder = tmp_path / f"antiphon-{number}-x"
-        folder.mkdir()
-        (folder / "bus.url").write_text(f"nats://127.0.0.1:422{number}")
-        if number == 1:
-            found = Place((folder / "bus.url").as_uri(), str(folder / "observer.credentials"))
-            assert find_bus("", "", {}, tmp_path) == found
-    with pytest.raises(SettingsError, match="several"):
-        find_bus("", "", {}, tmp_path)
+    folder = tmp_path / f"antiphon-{os.getpid()}-x"
+    folder.mkdir()
+    (folder / "bus.url").write_text("nats://127.0.0.1:4221")
+    found = Place((folder / "bus.url").as_uri(), str(folder / "observer.credentials"))
+    assert find_bus("", "", {}, tmp_path) == found
 
 
 def test_the_directory_of_another_user_is_not_that_of_a_server_of_this_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    target, planted = tmp_path / "elsewhere", tmp_path / "antiphon-1-planted"
+    target, planted = tmp_path / "elsewhere", tmp_path / f"antiphon-{os.getpid()}-planted"
     target.mkdir()
     (target / "bus.url").write_text("nats://127.0.0.1:1")
     planted.symlink_to(target)

@@ -9,6 +9,8 @@ import pytest
 
 from antiphon.inspect.invariants import OWNERLESS_S, Invariants, is_idle
 from antiphon.services.gateway.ops.console.topology import TopologyEndpoint
+from antiphon.services.gateway.path.liveness.changes import MemberChanges
+from antiphon.shared.clock import SystemClock
 from antiphon.shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus
 from tests.support.heartbeats import engine_status, heartbeat
 
@@ -24,7 +26,8 @@ async def _topology(beats: list[Heartbeat]) -> dict[str, Any]:
     from starlette.requests import Request
 
     request = Request({"type": "http", "query_string": b"", "headers": []})
-    response = await TopologyEndpoint(lambda: [(beat, 0.1) for beat in beats]).topology(request)
+    endpoint = TopologyEndpoint(lambda: [(beat, 0.1) for beat in beats], MemberChanges(SystemClock()))
+    response = await endpoint.topology(request)
     return msgspec.json.decode(response.body)
 
 

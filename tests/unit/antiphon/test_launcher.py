@@ -16,6 +16,7 @@ import pytest
 
 from antiphon.launch import launcher
 from antiphon.launch.launcher import Place, Plan, VersionPlan, assign_gpus, engine_threads, make_plan, serve
+from antiphon.launch.output import flush
 from antiphon.launch.served_models import models_of
 from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment
 from antiphon.shared.actors.python_command import python_command
@@ -388,6 +389,7 @@ def test_after_a_refusal_the_ends_of_the_other_services_are_not_shown(capsys: py
     output.only_problems = True
     output.print("gateway-1", "2026-11-30T19:57:10.632Z INFO gateway-1 draining")
     output.print("gateway-1", "2026-11-30T19:57:10.632Z ERROR gateway-1 it burns")
+    flush()
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["ready", "burns"]
 
 

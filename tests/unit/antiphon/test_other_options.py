@@ -158,8 +158,8 @@ def test_options_are_taken_out_with_their_values_and_nothing_else() -> None:
         "2",
     ]
     taken = take(normalise(words), {})
-    assert taken.words == ["/m", "--port", "0"]
-    assert list(taken.told) == ["--disable-log-requests", "--max-log-len 5"]
+    assert taken.words == ["--no-access-log", "/m", "--port", "0"]
+    assert list(taken.told) == ["--max-log-len 5"]
     assert list(taken.refused) == ["--middleware a=b c=d", "-dp 2"]
     assert take(["-dp"], {}).refused == {"-dp": "needs a value"}
     assert take(["--runner", "--port=0"], {}).words == ["--port=0"]
@@ -248,3 +248,34 @@ def test_settings_of_the_server_that_cannot_be_are_refused_by_name(
     for start in STARTS.values():
         assert start(words) == 78
         assert words[0].partition("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"method": "mtp", "num_speculative_tokens": 2}', (True, False, 2)),
+        ('{"method": "deepseek_mtp"}', (True, False, 8)),
+        ('{"method": "ngram", "num_speculative_tokens": 5}', (False, True, 5)),
+    ],
+)
+def test_speculation_as_vllm_has_it_is_read_as_the_settings_here(
+    config: str, expected: tuple[bool, bool, int], served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for start in STARTS.values():
+        assert start(["--speculative-config", config]) == 0
+        scheduler = served[-1].scheduler
+        assert (scheduler.use_mtp, scheduler.use_lookahead, scheduler.num_speculative_tokens) == expected
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"method": "eagle"}', '{"method": "mtp", "model": "m"}', '{"num_speculative_tokens": 2}']
+)
+def test_speculation_that_is_not_here_is_refused_with_what_is(
+    config: str, served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for start in STARTS.values():
+        assert start([f"--speculative-config={config}"]) == 78
+        said = capsys.readouterr().err
+        assert "is not supported here: the methods are ngram (--use-lookahead) and mtp (--use-mtp)" in said
+    assert not served

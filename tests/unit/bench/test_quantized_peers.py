@@ -7,6 +7,7 @@ import pytest
 from bench.harness.sample import Sample
 from bench.limits_of_machine.cpu_accounting import Cpu
 from bench.peer_systems import quantized
+from bench.peer_systems.peer_servers import openvino_model
 
 QUANTIZE = """#!/bin/sh
 test "$3" = Q4_0 || { echo "no such type" >&2; exit 3; }
@@ -27,9 +28,9 @@ def test_rates_are_beside_those_of_bfloat16_and_of_the_rival() -> None:
     ]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in quantized.table(samples).splitlines()[2:]]
     assert rows == [
-        ["c1", "antiphon", "15.0", "40", "1.00", "–"],
-        ["c1", "antiphon int8", "30.0", "20", "2.00", "3.00"],
-        ["c1", "llama.cpp Q8_0", "10.0", "60", "0.67", "–"],
+        ["c1", "antiphon", "15.0", "40", "1.00", "–", "–"],
+        ["c1", "antiphon int8", "30.0", "20", "2.00", "3.00", "–"],
+        ["c1", "llama.cpp Q8_0", "10.0", "60", "0.67", "–", "–"],
     ]
 
 
@@ -55,3 +56,23 @@ def test_a_failure_of_the_tool_is_told(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="code 3: no such type"):
         quantized.quantized_file(tmp_path / "llama-server", tmp_path, gguf, "Q8_0")
     assert not (tmp_path / "m-Q8_0.gguf").exists()
+
+
+EXPORT = """#!/bin/sh
+for target; do :; done
+case "$*" in *"--weight-format int8"*) mkdir "$target";; *) mkdir "$target"; echo "no such format" >&2; exit 2;; esac
+"""
+
+
+def test_openvinos_model_is_made_once_by_the_tool_beside_its_python(tmp_path: Path) -> None:
+    tool, model = tmp_path / "bin" / "optimum-cli", tmp_path / "m"
+    tool.parent.mkdir()
+    tool.write_text(EXPORT, encoding="utf-8")
+    tool.chmod(0o755)
+    made = openvino_model(tool.with_name("python"), model, "int8")
+    assert made == tmp_path / "m-openvino-int8"
+    with pytest.raises(SystemExit, match="code 2: no such format"):
+        openvino_model(tool.with_name("python"), model, "int4")
+    assert not (tmp_path / "m-openvino-int4").exists()
+    tool.unlink()
+    assert openvino_model(tool.with_name("python"), model, "int8") == made

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.recurrent_kinds import GatedDelta
 from antiphon.services.engine.models.registry import find_family
 from bench.harness.loads import Load
 from bench.limits_of_machine.roofline import (
@@ -60,6 +61,24 @@ def test_a_token_of_a_mixture_passes_its_own_experts_and_the_router() -> None:
     experts = Experts(num_experts=6, num_per_token=2, intermediate_size=5, layers=frozenset({1}), normalise=True)
     mixture = dataclasses.replace(SMALL, experts=experts)
     assert layer_weights(mixture) == 3 * PER_LAYER - 3 * 8 * 16 + 3 * 8 * (2 * 5) + 8 * 6
+
+
+def test_a_recurrent_layer_has_its_own_matrices_and_a_state_in_place_of_keys_and_values() -> None:
+    delta = GatedDelta(
+        layers=frozenset({0, 2}), num_key_heads=1, num_value_heads=2, key_dim=4, value_dim=32, kernel_size=3,
+        norm_eps=1e-6,
+    )  # fmt: skip
+    hybrid = dataclasses.replace(SMALL, recurrent=delta)
+    mixer = 8 * (4 + 4 + 64 + 64 + 2 * 2) + 64 * 8
+    assert layer_weights(hybrid) == PER_LAYER + 2 * (mixer + 3 * 8 * 16)
+    assert kv_bytes(hybrid, 10) == 10 * 2 * 4 * 2
+    state = 2 * 4 * (2 * 72 + 2 * 4 * 32)
+    step = decode_step(hybrid, sequences=3, context=10)
+    assert step.bytes == weight_bytes(hybrid) + 3 * (kv_bytes(hybrid, 10) + state)
+
+
+def test_gates_of_attention_are_a_matrix_too() -> None:
+    assert layer_weights(dataclasses.replace(SMALL, attention_gate=True)) == 3 * (PER_LAYER + 8 * 8)
 
 
 def test_keys_and_values_are_read_for_every_token_in_sight_and_every_layer() -> None:

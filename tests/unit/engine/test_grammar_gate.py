@@ -9,6 +9,7 @@ from antiphon.services.engine.grammar_gate import GrammarGate
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.parameters.grammar import Grammar
 from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.thinking import ThinkingBudget
 
 COMPILE_S = 0.01
 
@@ -78,3 +79,12 @@ def test_a_sequence_that_was_aborted_is_not_admitted_and_one_with_a_broken_gramm
     scene.gate.abort("aborted")
     assert scene.run() == ["first", "last"]
     assert [name for name, _ in scene.refused] == ["broken"]
+
+
+def test_a_thinking_budget_waits_for_the_texts_of_tokens_which_a_compiled_grammar_brings() -> None:
+    scene = Scene()
+    params = SamplingParams(max_tokens=4, thinking=ThinkingBudget(budget=2, opening=(1,), closing=(2,)))
+    scene.gate.add(SequenceSpec(sequence_id="thinks", prompt_token_ids=(1,), params=params))
+    scene.gate.add(SequenceSpec(sequence_id="plain", prompt_token_ids=(1,), params=SamplingParams(max_tokens=4)))
+    assert (scene.admitted, len(scene.gate)) == (["plain"], 1)
+    assert scene.run() == ["plain", "thinks"]

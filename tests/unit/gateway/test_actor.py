@@ -76,8 +76,9 @@ async def test_a_silent_member_is_lost_after_a_lease_and_the_log_says_so(
     assert not caplog.records
     ticks(actor, LEASE_TICKS, LEASE_TICKS)
     assert not actor.members.get("tokenizer", "t1")
-    assert [(one.levelname, one.message.split(":")[0]) for one in caplog.records] == [
-        ("WARNING", "t1 is taken for lost")
+    seconds = LEASE_TICKS * TICK_S
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", f"t1 has not been heard from for {seconds:.1f} s: no other tokenizer is there")
     ]
 
 
@@ -88,9 +89,43 @@ async def test_a_member_that_starts_again_is_told_unless_it_was_draining(
         heard(heartbeat("tokenizer", "t1", "boot0002", PoolStatus(), state="draining", sequence=0, interval_s=TICK_S))
     )
     actor.on_heartbeat(heard(heartbeat("tokenizer", "t1", "boot0003", PoolStatus(), sequence=0, interval_s=TICK_S)))
-    assert [one.message for one in caplog.records] == [
-        "t1 is taken for lost: its process was started again. Its work goes on elsewhere"
-    ]
+    warnings = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert warnings == ["t1 was started again: no other tokenizer is there"]
+
+
+async def test_an_engine_that_nobody_can_replace_is_told_once_while_it_is_silent_and_not_lost(
+    actor: GatewayActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    clock = actor.host.clock
+    assert isinstance(clock, HeldClock)
+    actor.on_heartbeat(heard(heartbeat("engine", "e1", "boot0002", STATUS, sequence=1, interval_s=TICK_S)))
+    for number in range(1, 1 + int(5.0 / TICK_S)):
+        clock.now = number * TICK_S
+        actor.tick(clock.now)
+    assert not actor.engines()
+    assert [beat.state for beat, _ in actor.topology() if beat.service == "engine"] == ["stalled"]
+    actor.on_heartbeat(heard(heartbeat("engine", "e1", "boot0002", STATUS, sequence=2, interval_s=TICK_S)))
+    assert [beat.id for beat in actor.engines()] == ["e1"]
+    told = [(one.levelname, one.message.split(" for ")[0]) for one in caplog.records if one.message.startswith("e1")]
+    assert told == [("WARNING", "e1 has not been heard from"), ("INFO", "e1 is there again")]
+    assert [one.kind for one in actor.changes.events if one.id == "e1"] == ["joined"]
+
+
+async def test_a_silent_engine_is_lost_when_another_one_could_do_its_work(
+    actor: GatewayActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = actor.host.clock
+    assert isinstance(clock, HeldClock)
+    actor.on_heartbeat(heard(heartbeat("engine", "e1", "boot0002", STATUS, sequence=1, interval_s=TICK_S)))
+    for number in range(1, 3 + LEASE_TICKS):
+        clock.now = number * TICK_S
+        beat = heartbeat("engine", "e2", "boot0003", STATUS, sequence=number, interval_s=TICK_S)
+        actor.on_heartbeat(heard(beat))
+        actor.tick(clock.now)
+    [told] = [one.message for one in caplog.records if one.message.startswith("e1")]
+    assert told.endswith(": it had no requests")
+    assert [one.id for one in actor.changes.recently_lost() if one.service == "engine"] == ["e1"]
 
 
 async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_anybody_lost(actor: GatewayActor) -> None:

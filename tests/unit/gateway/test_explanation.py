@@ -222,6 +222,20 @@ def test_a_long_prompt():
     ]
 
 
+def test_an_engine_that_responds_again_is_named_once():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.at(0.5).arrived(0, 10)
+    story.at(1.5).lost(0, 1, "the engine stopped responding")
+    story.at(1.6).placed(0, 2, "engine-1", "d")
+    story.at(2.4).arrived(0, 10)
+    story.ends(2.4)
+    assert story.told()["explanation"][0] == (
+        "Most of the time: placing it on engine-1 again (the engine stopped responding) (1.9 s of 2.4 s)."
+    )
+
+
 def test_a_move_counts_from_the_last_token_on_one_engine_to_the_first_on_the_other():
     story = Story()
     story.begins()

@@ -156,6 +156,51 @@ def test_moves_and_preemptions_show():
     assert [each["preempted_before"] for each in first["steps"]] == [False, True]
 
 
+def test_a_move_has_its_own_time_which_does_not_count_as_generating():
+    clock = Hand()
+    record = begin(Recorder(4, clock), "r", clock)
+    record.admitted()
+    record.tokenized(3)
+    record.placed(0, 1, "engine-1", "d")
+    for _ in range(8):
+        clock.now += 1.0
+        record.arrived(0, 1)
+    clock.now += 0.4
+    record.lost(0, 1, "the engine stopped responding")
+    clock.now += 0.1
+    record.placed(0, 2, "engine-1", "d")
+    assert "move" not in phases_of(record), "it has not ended"
+    clock.now += 0.145
+    record.arrived(0, 1)
+    clock.now += 5.0
+    record.arrived(0, 1)
+    end(record)
+    found = timeline_of(record)
+    assert found["phases"]["move"] == 0.645
+    assert found["phases"]["decode"] == 7.0 + 5.0
+    assert found["longest_phase"] == "decode"
+    assert sum(found["phases"].values()) == pytest.approx(found["duration_s"])
+    assert [one["duration_s"] for one in found["causes"] if one["cause"] == "move"] == [0.645]
+
+
+def test_a_preemption_has_its_own_time_too():
+    clock = Hand()
+    recorder = Recorder(4, clock)
+    record = begin(recorder, "r", clock)
+    record.placed(0, 1, "engine-1", "d")
+    clock.now += 0.001
+    record.arrived(0, 1)
+    again = step(9, 500_000, 90, 0, 5, 1)
+    again = Told(msgspec.structs.replace(again.event, preempted=(SequenceRef("r-0", 1),)), again.shares)
+    recorder.add_steps(told("engine-1", step(8, 1_000, 80, 0, 5, 1), again))
+    clock.now += 0.5
+    record.arrived(0, 1)
+    end(record)
+    phases = phases_of(record)
+    assert phases["preemption"] == pytest.approx(0.499, abs=1e-3)
+    assert phases["decode"] == pytest.approx(0.5 - phases["preemption"])
+
+
 def test_parts_of_a_large_message_give_the_same_record_as_the_whole():
     found = list[Any]()
     for in_parts in (False, True):

@@ -30,6 +30,10 @@ def with_params(**changes: Any) -> RecordedContent:
     return record(params=msgspec.structs.replace(GREEDY, **changes))
 
 
+def with_thinking(budget: int, opening: tuple[int, ...], closing: tuple[int, ...]) -> RecordedContent:
+    return with_params(thinking=ThinkingBudget(budget=budget, opening=opening, closing=closing))
+
+
 BEAM = BeamParams(4, 0)
 GOOD = [
     record(),
@@ -72,10 +76,10 @@ BAD = {
     "bias": with_params(logit_bias=((5, 1.0),) * (limits.LOGIT_BIAS_MAX + 1)),
     "bias outside of the vocabulary": with_params(logit_bias=((10**7, 1.0),)),
     "bad words": with_params(bad_words=((5,) * 10_000,)),
-    "reasoning without an end": with_params(thinking=ThinkingBudget(1, (5,), ())),
-    "marks of reasoning that are long": with_params(thinking=ThinkingBudget(1, (5,) * 100, (6,))),
-    "marks of reasoning outside of the vocabulary": with_params(thinking=ThinkingBudget(1, (5,), (10**7,))),
-    "a budget below nothing": with_params(thinking=ThinkingBudget(-1, (5,), (6,))),
+    "reasoning without an end": with_thinking(1, (5,), ()),
+    "marks of reasoning that are long": with_thinking(1, (5,) * 100, (6,)),
+    "marks of reasoning outside of the vocabulary": with_thinking(1, (5,), (10**7,)),
+    "a budget below nothing": with_thinking(-1, (5,), (6,)),
     "beams": with_params(beam=BeamParams(1000, 0)),
     "beams and temperature": with_params(beam=BEAM, temperature=1.0),
     "a long grammar": with_params(grammar=Grammar("regex", "a" * (limits.GRAMMAR_BYTES_MAX + 1))),

@@ -14,7 +14,8 @@ from antiphon.services.gateway.apis.openai.answers.stream_encoder import OpenAIE
 from antiphon.services.gateway.apis.openai.request_context import RequestContext
 from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
 from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.reasoning_formats import REASONING_FORMATS
 from antiphon.services.gateway.edge.http import sse
 from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
 from antiphon.services.gateway.guests.responses.response_object import ResponseObject

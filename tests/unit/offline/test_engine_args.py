@@ -78,6 +78,14 @@ def test_what_has_no_effect_warns_and_what_asks_for_nothing_passes() -> None:
         engine_args(model="m", **nothing)
 
 
+def test_speculation_as_vllm_has_it_is_read_as_the_settings_here() -> None:
+    args = engine_args(model="m", speculative_config={"method": "mtp", "num_speculative_tokens": 2})
+    assert (args.use_mtp, args.use_lookahead, args.num_speculative_tokens) == (True, False, 2)
+    assert engine_args(model="m", speculative_config=None).use_mtp is False
+    with pytest.raises(ValueError, match=r"speculative_config=.* is not supported here: the methods are ngram"):
+        engine_args(model="m", speculative_config={"method": "eagle", "model": "x"})
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = (
         "import sys; import antiphon; from antiphon import SamplingParams, RequestOutput, EngineArgs;"

@@ -113,6 +113,15 @@ def test_a_schema_that_can_be_enforced_stays_as_it_is() -> None:
     assert relaxed(schema) == (schema, ())
 
 
+def test_annotations_are_left_out_if_asked_for_and_properties_of_their_names_are_not() -> None:
+    inner = {"type": "string", "enum": ["a"]}
+    told = {"description": "d", "title": "t", "default": "a", "examples": ["a"]}
+    schema: Any = {"type": "object", "properties": {"title": {**inner, **told}}, "required": ["title"], **told}
+    bare = {"type": "object", "properties": {"title": inner}, "required": ["title"]}
+    assert relaxed(schema, bare=True) == relaxed(schema, exact=True, bare=True) == (bare, ())
+    assert relaxed(schema) == (schema, ())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"oneOf": 1}, {"oneOf": [1, "a"], "allOf": 2}, {"properties": [{"not": 1}]}, {"required": 5, "minProperties": "x"},
@@ -132,3 +141,19 @@ def test_work_and_recursion_are_bounded() -> None:
     assert relaxed(deep).schema == deep
     parts = [{"const": str(number)} for number in range(10_000)]
     assert relaxed({"oneOf": parts}) == ({"anyOf": parts}, ("oneOf",))
+
+
+@pytest.mark.parametrize(
+    ("schema", "advice"),
+    [
+        ({"type": "dict"}, "The types of JSON Schema are array, boolean, integer, null, number, object and string."),
+        ({"properties": {"x": {"items": {"type": "float"}}}}, "The types of JSON Schema are"),
+        (
+            {"type": "object", "properties": {"x": {"type": "integer", "enum": ["1", "2"]}}, "required": ["x"]},
+            "No value matches it: compare its 'type' with its 'enum', 'const' and limits.",
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_change(schema: Any, advice: str) -> None:
+    with pytest.raises(ServiceError, match=advice):
+        check_grammar(Grammar("json", json.dumps(schema)), byte_tokenizer())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def write(path: Path, change: Callable[[gguf.GGUFWriter], None] | None = None, **fields: int) -> Path:
+def write(
+    path: Path, change: Callable[[gguf.GGUFWriter], None] | None = None, architecture: str = "llama", /, **fields: int
+) -> Path:
     """A model without layers."""
-    architecture = "llama"
     writer = gguf.GGUFWriter(path, architecture)
     common = {"context_length": 64, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32}
     for name, value in (common | {"attention.head_count": 2} | fields).items():
@@ -174,14 +176,112 @@ def test_variants_that_are_not_served_are_refused(
 
 
 def test_an_architecture_without_a_family_is_refused_with_those_that_have_one(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     writer.add_tensor("token_embd.weight", np.ones((4, 32), np.float32))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     with pytest.raises(
-        SettingsError, match="the architecture mamba is not supported in GGUF files; supported: gemma, "
+        SettingsError, match="the architecture rwkv7 is not supported in GGUF files; supported: arcee, "
     ):
         model_directory(settings(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads", "fields", "message"),
+    [
+        ("lfm2", [0, 2, 0], {}, "attention.head_count_kv has 3 numbers for 2 layers"),
+        ("lfm2", [1, 2], {}, "layers that differ in lfm2.attention.head_count_kv are not supported"),
+        ("lfm2", [0, 2], {"attention.sliding_window": 8}, "windows in the architecture lfm2 are not supported"),
+        ("lfm2moe", [0, 2], {"expert_gating_func": 1}, "experts that are not chosen by sigmoids are not supported"),
+        ("jamba", [0, 0], {}, "jamba.attention.head_count_kv is 0 for all layers"),
+        ("llama", [0, 2], {}, "layers that differ in llama.attention.head_count_kv are not supported"),
+    ],
+)
+def test_layers_without_attention_are_read_where_they_are_served(
+    architecture: str, heads: list[int], fields: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    def with_heads(writer: gguf.GGUFWriter) -> None:
+        writer.add_head_count_kv(heads)
+
+    common = {"block_count": 2, "shortconv.l_cache": 3}
+    file = write(tmp_path / "m.gguf", with_heads, architecture, **common, **fields)
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        model_directory(settings(file))
+
+
+def test_layers_with_a_convolution_are_those_without_key_heads(tmp_path: Path) -> None:
+    fields = {"block_count": 2, "shortconv.l_cache": 3}
+    file = write(tmp_path / "m.gguf", lambda writer: writer.add_head_count_kv([0, 2]), "lfm2", **fields)
+    config = read(model_directory(settings(file)))
+    assert (config["layer_types"], config["num_key_value_heads"]) == (["conv", "full_attention"], 2)
+    assert (config["conv_L_cache"], config["conv_bias"], config["intermediate_size"]) == (3, False, 32)
+    assert config["norm_eps"] == pytest.approx(1e-5)
+
+
+DELTA = {"ssm.inner_size": 24, "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 8, "ssm.conv_kernel": 4}
+
+
+def test_every_fourth_layer_of_linear_attention_attends_if_the_file_does_not_say_it(tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", None, "qwen35", **DELTA, **{"block_count": 6, "nextn_predict_layers": 1})
+    config = read(model_directory(settings(file)))
+    assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"]
+    assert (config["num_hidden_layers"], config["linear_value_head_dim"], config["partial_rotary_factor"]) == (5, 6, 1)
+
+
+def sliding(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window_pattern([True, False])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "arrays", "message"),
+    [
+        ("qwen35", {**DELTA, "ssm.inner_size": 23}, {}, "qwen35.ssm.inner_size is 23, which are not 4 heads"),
+        ("qwen35", DELTA, {"attention.recurrent_layers": [True]}, "recurrent_layers has 1 numbers for 2 layers"),
+        ("granitehybrid", {**DELTA, "ssm.inner_size": 40}, {"attention.head_count_kv": [0, 2]}, "no multiple of 32"),
+        ("jamba", DELTA, {"attention.head_count_kv": [0, 2]}, "ssm.inner_size is 24, no multiple of 32"),
+        (
+            "jamba",
+            {**DELTA, "ssm.inner_size": 64, "block_count": 5},
+            {"attention.head_count_kv": [0, 2, 2, 0, 2]},
+            "the layers of the kind attn_layer are not every n-th one",
+        ),
+        ("llama4", {"expert_count": 4}, {}, "chunks of another length than 8192 are not supported"),
+        ("gemma4", {}, {"feed_forward_length": [32, 48]}, "layers that differ in gemma4.feed_forward_length"),
+        ("gemma4", {"rope.dimension_count_swa": 8}, {}, "heads of layers with windows that are rotated in part"),
+        ("gemma4", {}, {"rope_freqs": [1.0] * 4 + [2.0] * 4}, "not that of a head that is rotated in part"),
+        ("gemma4", {}, {"rope_freqs": [1.0] * 4}, "not that of a head that is rotated in part"),
+    ],
+)
+def test_what_newer_architectures_must_not_have_is_refused(
+    architecture: str, fields: dict[str, int], arrays: dict[str, list[Any]], message: str, tmp_path: Path
+) -> None:
+    def with_arrays(writer: gguf.GGUFWriter) -> None:
+        sliding(writer)
+        for name, values in arrays.items():
+            if name == "rope_freqs":
+                writer.add_tensor("rope_freqs.weight", np.array(values, dtype=np.float32))
+            else:
+                writer.add_array(f"{architecture}.{name}", values)
+
+    file = write(
+        tmp_path / "m.gguf", with_arrays, architecture, **{"block_count": 2, **fields, "attention.sliding_window": 8}
+    )
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        model_directory(settings(file))
+
+
+def test_layers_of_gemma_4_that_see_all_tokens_have_heads_of_their_own(tmp_path: Path) -> None:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        sliding(writer)
+        writer.add_head_count_kv([2, 1])
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * 2 + [1e30] * 6, dtype=np.float32))
+
+    more = {"block_count": 2, "attention.key_length": 16, "attention.value_length": 16, "attention.key_length_swa": 8}
+    file = write(tmp_path / "m.gguf", fill, "gemma4", **more, **{"attention.sliding_window": 8})
+    config = read(model_directory(settings(file)))
+    assert config["per_layer_config"] == {"1": {"head_dim": 16, "num_key_value_heads": 1}}
+    assert (config["head_dim"], config["num_key_value_heads"], config["attention_k_eq_v"]) == (8, 2, True)
+    assert config["rope_parameters"]["full_attention"]["partial_rotary_factor"] == 0.25
 
 
 def test_without_a_private_home_the_temporary_directory_is_used(

@@ -63,6 +63,33 @@ def test_a_sentencepiece_tokenizer_encodes_as_sentencepiece_does(which: str, tmp
     assert (config["bos_token"], config["eos_token"], config["add_bos_token"]) == ("<s>", "</s>", True)
 
 
+def test_characters_are_merged_in_the_order_of_a_list(tmp_path: Path) -> None:
+    """As in Gemma 4: the files have merges and no prefix, and bytes stand for characters without a token."""
+    source = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    source.normalizer = normalizers.Replace(" ", "▁")
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    source.decoder = decoders.Sequence(parts)
+    special = ["<pad>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=special, show_progress=False)
+    source.train_from_iterator(["it's seven o'clock in the world\n\n" * 9, "  two  spaces\n\n\n"], trainer)
+    document = json.loads(source.to_str())
+    source = Tokenizer.from_str(json.dumps(document | {"added_tokens": []}))
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list([source.id_to_token(index) or "" for index in range(source.get_vocab_size())])
+        writer.add_token_merges([" ".join(merge) for merge in document["model"]["merges"]])
+        writer.add_bos_token_id(1)
+        writer.add_unk_token_id(2)
+
+    tokenizer, config = read(write(tmp_path / "m.gguf", fill))
+    for text in TEXTS:
+        ids = source.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text).ids == [1, *ids]
+        assert tokenizer.decode(ids) == source.decode(ids)
+    assert config["add_bos_token"]
+
+
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 GPT4_SPLIT = (
@@ -95,9 +122,30 @@ GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
 BYTE_LEVEL: dict[str, tuple[pre_tokenizers.PreTokenizer, Any]] = {
     "gpt-2": (GPT2, None),
     "llama-bpe": (split_by(GPT4_SPLIT), None),
+    "lfm2": (split_by(GPT4_SPLIT), None),
     "qwen2": (split_by(GPT4_SPLIT.replace("{1,3}", "")), normalizers.NFC()),
+    "qwen35": (
+        split_by(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        normalizers.NFC(),
+    ),
+    "kimi-k2": (
+        split_by(
+            r"[\p{Han}]+"
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        None,
+    ),
     "smollm": (pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), GPT2]), None),
 }
+BEGINNING = ("llama-bpe", "lfm2")
+"""Those whose prompts begin with a token."""
 
 
 def fill_from(tokenizer: Tokenizer, pre: str | None) -> Callable[[gguf.GGUFWriter], None]:
@@ -128,10 +176,10 @@ def test_a_byte_level_tokenizer_encodes_as_the_one_it_was_made_from(pre: str, tm
     for text in TEXTS:
         ids = source.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids, text
-        assert tokenizer.encode(text).ids == (begin if pre == "llama-bpe" else []) + ids
+        assert tokenizer.encode(text).ids == (begin if pre in BEGINNING else []) + ids
         for skip in (False, True):
             assert tokenizer.decode(ids, skip_special_tokens=skip) == source.decode(ids, skip_special_tokens=skip)
-    assert config["add_bos_token"] == (pre == "llama-bpe")
+    assert config["add_bos_token"] == (pre in BEGINNING)
 
 
 @pytest.mark.parametrize("pre", ["gpt-4o", "tekken"])
@@ -143,6 +191,13 @@ def test_words_are_split_by_case(pre: str, tmp_path: Path) -> None:
     parts = [part for part, _ in split.pre_tokenize_str("seeIT'll CamelCase 1234 a/b")]
     whole = ["see", "IT'll", " Camel", "Case", " ", "123", "4", " a", "/b"]
     assert parts == (whole if pre == "gpt-4o" else ["see", "IT", "'ll", " Camel", "Case", " ", *"1234", " a", "/b"])
+
+
+def test_chinese_characters_are_split_from_other_letters(tmp_path: Path) -> None:
+    document, _ = tokenizer_documents(write(tmp_path / "m.gguf", fill_from(trained(GPT2), "kimi-k2")))
+    split = pre_tokenizers.Split(Regex(document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]), "isolated")
+    parts = [part for part, _ in split.pre_tokenize_str("seeIT'll好的abc 1234")]
+    assert parts == ["see", "IT'll", "好的", "abc", " ", "123", "4"]
 
 
 def test_a_prompt_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:

@@ -195,6 +195,24 @@ def test_a_member_that_sends_no_heartbeat_any_more_is_lost_although_it_is_heard(
     assert ids(members.expire(1.1 + limits.STATUS_AGE_MAX_S)) == [("d1", "b1")]
 
 
+def test_a_member_that_is_spared_lives_again_with_its_next_heartbeat(members):
+    members.observe(beat(), 1.0)
+    assert members.expire_silent(5.0, lambda one: True) == []
+    assert members.alive("detokenizer", 5.0) == ()
+    assert [age_s for _, age_s in members.ages(5.0)] == [4.0]
+    members.observe(beat(sequence=2), 5.1)
+    assert ids(members.alive("detokenizer", 5.2)) == [("d1", "b1")]
+
+
+def test_a_member_that_is_spared_is_lost_when_it_is_replaced_or_silent_for_too_long(members):
+    members.observe(beat(), 1.0)
+    assert members.expire_silent(1.0 + limits.LONE_SILENCE_S, lambda one: True) == []
+    assert ids(members.observe(beat(instance_id="b2"), 1.0 + limits.LONE_SILENCE_S)) == [("d1", "b1")]
+    members.observe(beat("d2"), 1.0)
+    [(lost, silent_s)] = members.expire_silent(1.5 + limits.LONE_SILENCE_S, lambda one: True)
+    assert (lost.id, silent_s) == ("d2", 0.5 + limits.LONE_SILENCE_S)
+
+
 PAUSES_S = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7])
 EVENTS = st.lists(
     st.one_of(

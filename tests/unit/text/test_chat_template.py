@@ -44,7 +44,8 @@ FEATURES = """{%- set ns = namespace(count=0, last=none) -%}
 
 
 def render(source: str, messages: list[dict[str, str]] = MESSAGES, generate: bool = True, **options: Any) -> str:
-    return ChatTemplate(source, CONSTANTS, options.get("limit", 10_000)).render(messages, generate)
+    made = ChatTemplate(source, CONSTANTS, options.get("limit", 10_000))
+    return made.render(messages, generate, options.get("variables"))
 
 
 def test_a_conversation_becomes_the_models_prompt() -> None:
@@ -87,6 +88,14 @@ def test_templates_may_take_arguments_as_an_object_or_as_text(source: str) -> No
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     template = ChatTemplate("{% set call = messages[0].tool_calls[0].function %}" + source, CONSTANTS, 1000)
     assert template.render([message], True) == '{"é": ["Rome", 1.0, null]}'
+
+
+def test_a_template_may_take_for_granted_that_tools_have_descriptions() -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    source = "{% for tool in tools %}{{ '// ' + tool.function.description + '\n' }}{{ tool | tojson }}{% endfor %}"
+    assert render(source, variables={"tools": tools}) == '// \n{"type": "function", "function": {"name": "now"}}'
+    with pytest.raises(TemplateFailedError, match="parameters"):
+        render("{{ '' + tools[0].function.parameters }}", variables={"tools": tools})
 
 
 @pytest.mark.parametrize("end", ["Hello.", "Hello. ", "<|im_end|>", "{"])

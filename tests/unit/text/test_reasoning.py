@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.shared.text.reasoning import ReasoningSplitter
+from antiphon.shared.text.reasoning import ReasoningSplitter, WrappedAnswerSplitter
 from antiphon.shared.text.templates.template_formats import reasoning_format, tool_format
 
 
@@ -77,13 +77,45 @@ HERMES = "{% if tools %}<tools>{{ tools | tojson }}</tools> Answer with <tool_ca
         ("{{ tools }}[func_name1(params_name1=params_value1, params_name2=", "pythonic"),
         ("{{ tools }}[func_name1(param1=value1), func_name2(...)]", "pythonic"),
         ("{{ tools }}[TOOL_CALLS] or <tool_call>", ""),
+        ("<|im_start|>{{ 'List of tools: [' + tools }}", "lfm2"),
+        ("List of tools: <|tool_list_start|>[{{ tools }}", "lfm2"),
+        ("List of tools: <|tool_list_start|>[{{ tools }} <|tool_call_start|>", "lfm2"),
+        ("{{ tools }}<seed:tool_call>\\n<function=a>\\n<parameter=b>", "seed_oss"),
+        ('{{ tools }}<minimax:tool_call><invoke name=\\"a\\"><parameter name=\\"b\\">', "minimax_m2"),
+        # as MiniMax M3's template begins, whose calls look like those of other models and are not
+        ("{%- set ns_token = ']<]minimax[>[' -%}{%- set toolcall_begin_token = ns_token ~ '<tool_call>' -%}{{ tools }}"
+         "{{- toolcall_begin_token ~ ns_token ~ '<invoke name=\\\"' ~ name ~ '\\\">' ~ ns_token ~ '</invoke>' -}}", ""),
+        ("{%- set ns_token = ']<]minimax[>[' -%}{{ tools }}{{ ns_token ~ '<tool_call>' }}", ""),
+        ('{{ tools }}<tool_call><invoke name=\\"a\\"><b>', ""),
     ],
 )  # fmt: skip
 def test_the_format_of_calls_is_recognised_from_the_template(template: str, expected: str) -> None:
     assert tool_format(template) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\na\n</think>\n<answer>\nb\n</answer>\n<tool_calls>", ("a", "b<tool_calls>")),
+        ("<think>a</think>b</answer>", ("a", "b</answer>")),
+        ("<answer>\nb\n\nc\n</answer>", (None, "b\n\nc")),
+        ("<think>a</think><answer>b", ("a", "b")),
+        ("<think>a</think><ans", ("a", "<ans")),
+        ("b <answer>c</answer>", (None, "b <answer>c</answer>")),
+    ],
+)
+def test_marks_around_the_answer_are_removed(text: str, expected: tuple[str | None, str]) -> None:
+    for pieces in ([text], [*text]):
+        splitter = WrappedAnswerSplitter(ReasoningSplitter())
+        parts = [*map(splitter.feed, pieces), splitter.finish()]
+        reasoning = "".join(part.reasoning for part in parts) if splitter.found else None
+        assert (reasoning, "".join(part.answer for part in parts)) == expected
+
+
 def test_the_format_of_reasoning_is_recognised_from_the_template() -> None:
     assert reasoning_format("{{ '<think>\\n' }}") == ""
     assert reasoning_format("{% set content = content.split('</think>')[-1] %}") == "qwen3"
     assert reasoning_format("[THINK]{{ thoughts }}[/THINK]") == "mistral"
+    assert reasoning_format("{{ content.split('</think>')[-1].split('<answer>')[-1] }}") == "hunyuan"
+    assert reasoning_format("<|extra_0|>{% if not enable_thinking %}<think>\\n\\n</think>\\n{% endif %}") == "hunyuan"
+    assert reasoning_format("{{ '</seed:think>' }}") == "seed_oss"

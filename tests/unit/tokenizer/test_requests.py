@@ -1,3 +1,6 @@
+from typing import Any
+
+import msgspec
 import pytest
 
 from antiphon.services.tokenizer.requests import check_model, check_request, detokenize, num_characters, tokenize
@@ -128,6 +131,18 @@ def test_a_pre_tokenised_turn_is_decoded_for_the_template() -> None:
         {"role": "user", "content": "zażółć<|end|>"},
         {"role": "assistant", "content": "ok", "name": "Ann"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "has_thinking"),
+    [("", {"tool_calls": []}, True), ("Hm.", {"tool_calls": []}, False), ("Hm.", {}, True)],
+)
+def test_templates_that_call_the_reasoning_thinking_get_it(
+    content: str, fields: dict[str, Any], has_thinking: bool
+) -> None:
+    packed = msgspec.json.encode({"reasoning": "a", "reasoning_content": "a", **fields})
+    [plain] = plain_messages(CODEC, (ChatMessage(role="assistant", content=content, fields=packed),))
+    assert plain.get("thinking") == ("a" if has_thinking else None)
 
 
 @pytest.mark.parametrize("packed", [pack_ids([10**6]), b"odd"])

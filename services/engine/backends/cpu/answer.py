@@ -4,6 +4,7 @@ No model and no state: `worker` creates a `StepAnswer` for each step that it lau
 """
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from antiphon.services.engine.backends.cpu.native import Step
 from antiphon.services.engine.core.plan import SampledLogprobs
+from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.kernels.sampling import GREEDY_BELOW
 from antiphon.services.engine.worker.batch.inputs import FlatStep
 from antiphon.services.engine.worker.batch.prompt_logprobs import packed, report_logits
@@ -54,9 +56,17 @@ class StepAnswer:
     """
 
     def __init__(
-        self, batch: SamplingBatch | None, step: FlatStep, sizes: AnswerSizes, embeddings: TokenEmbeddings | None = None
+        self,
+        batch: SamplingBatch | None,
+        step: FlatStep,
+        sizes: AnswerSizes,
+        embeddings: TokenEmbeddings | None = None,
+        *,
+        keeps: bool = False,
+        sources: NDArray[np.int64] | None = None,
     ) -> None:
-        self._embeddings = embeddings
+        """`keeps`: whether the library keeps the tokens' hidden states. `sources`: those of a draft pass."""
+        self._embeddings, self._keeps, self._sources = embeddings, keeps, sources
         count, self._num_samples = len(step.logit_tokens), len(step.rows)
         self.sums = np.empty((len(step.spans), sizes.embedding), dtype=np.float32) if len(step.spans) else sizes.no_sums
         if batch is None and count == self._num_samples:
@@ -81,12 +91,23 @@ class StepAnswer:
             len(self.logits),
             step.block_tables.shape[1],
             len(step.spans),
-            *map(address, (step.ids, step.positions, step.query_start_loc, step.block_tables, step.logit_tokens)),
+            self._keeps,
+            address(step.ids),
+            address(step.positions),
+            0 if step.spatial is None else address(step.spatial),
+            *map(address, (step.query_start_loc, step.block_tables, step.logit_tokens)),
             *map(address, (self._rows, self.logits, self._best, self._best_logit, self._log_total)),
             *map(address, (step.spans, self.sums)),
             0 if step.token_slots is None else address(step.token_slots),
+            *_state_addresses(step.states),
             0 if self._embeddings is None else address(self._embeddings.addresses),
+            0 if self._sources is None else address(self._sources),
         )
+
+    @property
+    def best(self) -> NDArray[np.int64]:
+        """The most likely token after each of the `logit_tokens`."""
+        return self._best
 
     def sampled(self, batch: SamplingBatch | None) -> Sampled:
         """Returns the tokens and log probabilities of all sampled rows, in row order."""
@@ -114,6 +135,12 @@ class StepAnswer:
                 torch.from_numpy(step.report.token_ids),
             )
             return packed(step.report, report_logits(logits, token_ids, step.report.num_top))
+
+
+def _state_addresses(moves: StateMoves | None) -> Iterable[int]:
+    if moves is None:
+        return 0, 0, 0, 0
+    return map(address, (moves.sources, moves.starts, moves.ends, moves.slots))
 
 
 def address(array: NDArray[np.generic]) -> int:

@@ -10,28 +10,28 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.backends.cpu.native import NATIVE_KINDS, Library, Spec, native_weight
+from antiphon.services.engine.backends.cpu.native import NATIVE_KINDS, Library, native_weight
 from antiphon.services.engine.backends.cpu.packed import Piece, WeightCache
+from antiphon.services.engine.backends.cpu.spec import make_spec
+from antiphon.services.engine.kernels.activation import xielu_numbers
 from antiphon.services.engine.kernels.alibi import alibi_slopes
 from antiphon.services.engine.models.description import (
-    ActivationKind,
     DecoderDescription,
     LatentAttention,
-    NormKind,
-    ResidualKind,
     RopeParameters,
-    ScoringKind,
 )
-from antiphon.services.engine.models.layers.rope import inverse_frequencies
+from antiphon.services.engine.models.layers.recurrent import scaled_kernel
+from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequencies
 from antiphon.services.engine.models.layout import Parameter
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.capacity.kv_cache import padded_heads
 from antiphon.services.engine.worker.capacity.memory import fetch
 from antiphon.services.engine.worker.interface import WeightMemory
 from antiphon.services.engine.worker.loading.parameters import Matrix, ParameterReader, made_plain
@@ -40,13 +40,36 @@ logger = logging.getLogger(__name__)
 
 HEAD_DIM_MAX = 576
 """Largest supported head dimension: that of DeepSeek's rows of latents."""
+STATE_DIM_MAX = 256
+"""Largest dimension of the heads of a gated delta rule, and of the states of a state space."""
+CONVOLUTION_MAX = 16
+"""Most tokens that a convolution reads."""
 _CPU = torch.device("cpu")
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""The 8-bit types of the KV cache, in the order of the library's enumeration, where the model's type comes first."""
 _PANEL = 32
 """Number of rows in a panel of the library. If a matrix is multiplied in parts, these have whole panels."""
-_NORMS = ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
-_MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "shared.gate", "q_up")
+_NORMS = {
+    **{name: name for name in ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm", "input_after")},
+    **{name: name for name in ("draft_embedding_norm", "draft_hidden_norm", "draft_norm")},
+    "experts.norm": "experts_norm",
+    "experts.after": "after_experts",
+    "mlp.after": "after_mlp",
+}
+"""Names of norms of a layer, and how the library calls them."""
+_MATRICES = {
+    **{name: name for name in ("o", "up", "down", "router", "shared.up", "shared.down", "shared.gate", "q_up")},
+    **{name: name for name in ("input_gate", "input_out", "draft_input")},
+    "experts.in": "experts.in",
+    "experts.out": "experts.out",
+    "mix_in": "qkv",
+    "mix_out": "o",
+    "mix_gate": "gate",
+    "mix_select": "mix_select",
+    "mix_step": "mix_step",
+    "mix_decay": "mix_decay",
+    "mix_out_gate": "mix_out_gate",
+    "attention_gate": "gate",
+}
+"""Names of matrices of a layer, and how the library calls them. `qkv`, which may have parts, is not among them."""
 _LATENT_NORMS = ("latent_norm", "q_latent_norm")
 
 
@@ -86,6 +109,7 @@ class NativeDecoder:
         self.weights: list[WeightMemory] = []
         """The matrices and tables in memory. The vectors of the layers are left out, because they are small."""
         self._caches: dict[int, tuple[Tensor, ...]] = {}
+        self._states: dict[int, Tensor] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
             self._load(reader)
             self.weights_bytes = self.mapped_bytes + reader.read_bytes
@@ -93,6 +117,10 @@ class NativeDecoder:
             logger.warning("%s", made_plain(self._made_plain, dtype))
         for layer in range(description.num_layers):
             self._set_attention(layer)
+        if description.layer_kv_heads:
+            stride = block_size * padded_heads(description).slab_width
+            for layer, (count, width) in enumerate(description.layer_kv_heads):
+                self.model.set_heads(layer, count, width, stride, description.borrows_kv(layer))
         if description.alibi_scale is not None:
             slopes = alibi_slopes(description.num_heads) * (description.alibi_scale * math.log2(math.e))
             self._vector(-1, "slopes", slopes)
@@ -116,7 +144,7 @@ class NativeDecoder:
     def set_cache(self, layer: int, keys: Tensor, values: Tensor | None) -> None:
         """Sets or replaces a layer's KV cache: any tensors of the right size whose first dimension is blocks.
 
-        Latent attention has no values.
+        Latent attention has no values. Layers with heads of their own have parts of the blocks (`set_slabs`).
         """
         parts = {"keys": keys} if values is None else {"keys": keys, "values": values}
         self._caches[layer] = tuple(parts.values())
@@ -124,11 +152,38 @@ class NativeDecoder:
             assert part.nbytes == len(keys) * self.model.block_bytes()
             self.model.set_table(layer, name, part.data_ptr())
 
+    def set_slabs(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Sets or replaces the KV cache of layers with heads of their own: slabs [blocks, block_size, 1, width].
+
+        In a block of a slab, the numbers of a layer follow those of the layers before it.
+        """
+        own, sources = padded_heads(self.description), self.description.kv_sources
+        for number, layers in enumerate(own.slabs):
+            first = 0
+            for source in layers:
+                readers = [layer for layer, one in enumerate(sources) if one == source] or [source]
+                for name, slabs in (("keys", keys), ("values", values)):
+                    slab = slabs[number]
+                    address = slab.data_ptr() + first * slab.shape[1] * slab.itemsize
+                    for layer in readers:
+                        self.model.set_table(layer, name, address)
+                first += own.of_layer(source).kv_size
+        self._caches = dict(enumerate(zip(keys, values, strict=True)))
+
+    def set_states(self, layer: int, states: Tensor) -> None:
+        """Sets or replaces the recurrent states of a layer, [slots, …] float32."""
+        self._states[layer] = states
+        self.model.set_table(layer, "states", states.data_ptr())
+
     def _load(self, reader: ParameterReader) -> None:
         d = self.description
         if reader.has("positions"):
             self._table(-1, "positions", reader.tensor("positions"))
         self._norm(reader, -1, "final_norm", "final_norm")
+        if d.layer_inputs is not None:
+            self._table(-1, "inputs", reader.tensor("layer_inputs.table"))
+            self._norm(reader, -1, "inputs_norm", "layer_inputs.norm")
+            self._matrix(-1, "inputs.in", 0, partial(reader.matrix, "layer_inputs.in"), None)
         # Read once, because the reader counts the bytes that it reads.
         embedding = cache(lambda: reader.tensor("embedding"))
         as_it_is = self._matrix(-1, "head", 0, lambda: self._head(reader, embedding), _bias(reader, "head"))
@@ -147,34 +202,79 @@ class NativeDecoder:
         return reader.matrix("head")
 
     def _load_layer(self, reader: ParameterReader, layer: int) -> None:
-        d, prefix = self.description, f"layers.{layer}"
-        for name in _NORMS:
-            self._norm(reader, layer, name, f"{prefix}.{name}")
-        for name in _MATRICES:
-            if reader.has(f"{prefix}.{name}.weight"):
-                bias = _bias(reader, f"{prefix}.{name}")
-                if name == "qkv":
-                    self._parts(layer, name, partial(reader.matrices, f"{prefix}.{name}", _PANEL), bias)
-                else:
-                    self._matrix(layer, name, 0, partial(reader.matrix, f"{prefix}.{name}"), bias)
-        if d.latent is not None:
+        d, prefix = self.description.of_layer(layer), f"layers.{layer}"
+        for ours, name in _NORMS.items():
+            self._norm(reader, layer, name, f"{prefix}.{ours}")
+        qkv = f"{prefix}.qkv"
+        if reader.has(f"{qkv}.weight"):
+            self._parts(layer, "qkv", partial(reader.matrices, qkv, _PANEL), _bias(reader, qkv))
+        for ours, name in _MATRICES.items():
+            matrix = f"{prefix}.{ours}"
+            # Beside attention, a mixer's matrices keep their names.
+            theirs = ours if d.attends(layer) and name in ("qkv", "o") else name
+            if reader.has(f"{matrix}.weight"):
+                self._matrix(layer, theirs, 0, partial(reader.matrix, matrix), _bias(reader, matrix))
+        if d.latent is not None and d.attends(layer):
             self._load_latents(reader, layer, d.latent)
-        if d.qk_norm:
-            heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
-            parts = [reader.floats(f"{prefix}.{name}").view(-1, d.head_dim).expand(n, -1) for name, n in heads]
-            norms = torch.cat(parts)
-            self._vector(layer, "qk_norm", self._with_one(norms))
+        if d.is_recurrent(layer):
+            self._load_recurrent(reader, layer)
+        if d.attends(layer) and d.has_qk_norm(layer):
+            self._vector(layer, "qk_norm", self._qk_norm(reader, d, prefix))
+        if d.experts is not None and d.has_experts(layer):
+            self._load_experts(reader, layer, d.experts.num_experts)
+        if d.layer_scales:
+            self._vector(layer, "scale", reader.floats(f"{prefix}.scale"))
+        if reader.has(f"{prefix}.xielu"):
+            self._vector(layer, "xielu", xielu_numbers(reader.exact(f"{prefix}.xielu")))
+        if d.attention_sinks and reader.has(f"{prefix}.sinks"):
+            self._vector(layer, "sinks", reader.exact(f"{prefix}.sinks") * math.log2(math.e))
+
+    def _qk_norm(self, reader: ParameterReader, d: DecoderDescription, prefix: str) -> Tensor:
+        """Returns the weights of the norms of queries and keys, a row for each head."""
+        heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
+        if not d.qk_norm_weights:
+            return torch.ones(d.num_heads + d.num_kv_heads, d.head_dim)
+        own = heads[:1] if d.queries_only else heads
+        parts = [reader.floats(f"{prefix}.{name}").view(-1, d.head_dim).expand(n, -1) for name, n in own]
+        return self._with_one(torch.cat(parts))
+
+    def _load_recurrent(self, reader: ParameterReader, layer: int) -> None:
+        """Passes the vectors of a layer's mixer with a recurrent state."""
+        prefix, shape = f"layers.{layer}", self.description.recurrent
+        kernel = reader.floats(f"{prefix}.conv").flatten(1)
+        self._vector(layer, "conv", (scaled_kernel(shape, kernel) if isinstance(shape, StateSpace) else kernel).t())
+        if (bias := _bias(reader, f"{prefix}.conv")) is not None:
+            self._vector(layer, "conv.bias", bias)
+        if isinstance(shape, GatedDelta | StateSpace | ChannelSpace | ChannelDelta):
+            decay = -reader.exact(f"{prefix}.decay").exp()
+            self._vector(layer, "decay", decay.t() if isinstance(shape, ChannelSpace) else decay)
+            self._vector(layer, "decay_bias", reader.exact(f"{prefix}.decay_bias"))
+        if isinstance(shape, GatedDelta | ChannelDelta):
+            self._vector(layer, "mix_norm", reader.floats(f"{prefix}.mix_norm"))
+        if isinstance(shape, StateSpace | ChannelSpace):
+            self._vector(layer, "skip", reader.exact(f"{prefix}.skip"))
+        if isinstance(shape, ChannelSpace) and shape.part_norms != "none":
+            weighted = reader.has(f"{prefix}.select_norm")
+            norm = reader.floats(f"{prefix}.select_norm") if weighted else torch.ones(sum(shape.select_widths))
+            self._vector(layer, "mix_norm", norm)
+        if isinstance(shape, StateSpace):
+            norm = torch.ones(shape.width) if shape.norm == "none" else reader.floats(f"{prefix}.mix_norm")
+            self._vector(layer, "mix_norm", norm * shape.out_scale)
+
+    def _load_experts(self, reader: ParameterReader, layer: int, count: int) -> None:
+        prefix = f"layers.{layer}"
         if reader.has(f"{prefix}.router.correction"):
             self._vector(layer, "router.correction", reader.exact(f"{prefix}.router.correction"))
-        if d.experts is not None and d.has_experts(layer):
-            for part in ("up", "down"):
-                count, bias = d.experts.num_experts, _bias(reader, f"{prefix}.experts.{part}")
-                weights = _Experts(partial(reader.matrix, f"{prefix}.experts.{part}"), count)
-                biases = (None,) * count if bias is None else bias.chunk(count)
-                for expert in range(count):
-                    self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), biases[expert])
-        if d.attention_sinks:
-            self._vector(layer, "sinks", reader.exact(f"{prefix}.sinks") * math.log2(math.e))
+        if reader.has(f"{prefix}.router.scale"):
+            scale = reader.floats(f"{prefix}.router.scale") * self.description.hidden_size**-0.5
+            self._vector(layer, "router_norm", scale)
+            self._vector(layer, "expert_scales", reader.exact(f"{prefix}.experts.scale"))
+        for part in ("up", "down"):
+            bias = _bias(reader, f"{prefix}.experts.{part}")
+            weights = _Experts(partial(reader.matrix, f"{prefix}.experts.{part}"), count)
+            biases = (None,) * count if bias is None else bias.chunk(count)
+            for expert in range(count):
+                self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), biases[expert])
 
     def _load_latents(self, reader: ParameterReader, layer: int, shape: LatentAttention) -> None:
         """Passes the norms of the latents, and for each head the matrices of `_Heads.key` and `_Heads.value`."""
@@ -207,8 +307,10 @@ class NativeDecoder:
             self._set_rope(layer, rope)
 
     def _set_rope(self, layer: int, rope: RopeParameters) -> None:
-        frequencies = inverse_frequencies(rope).contiguous()
-        self.model.set_rope(layer, frequencies.data_ptr(), len(frequencies), rope.interleaved, rope.attention_factor)
+        frequencies, axes = inverse_frequencies(rope).contiguous(), axes_of(rope).contiguous()
+        places = axes.data_ptr() if rope.sections else 0
+        count, scale = len(frequencies), rope.attention_factor
+        self.model.set_rope(layer, frequencies.data_ptr(), places, count, rope.interleaved, scale)
 
     def _parts(self, layer: int, name: str, read: Callable[[], list[Matrix]], bias: Tensor | None) -> None:
         """Passes a matrix that may consist of several quantized ones, each below the one before it."""
@@ -315,60 +417,3 @@ class _Heads:
 
 def _bias(reader: ParameterReader, name: str) -> Tensor | None:
     return reader.floats(f"{name}.bias").contiguous() if reader.has(f"{name}.bias") else None
-
-
-def make_spec(
-    d: DecoderDescription,
-    dtype: torch.dtype,
-    block_size: int,
-    threads: int,
-    lora: tuple[int, int] = (0, 0),
-    cache_dtype: torch.dtype | None = None,
-) -> Spec:
-    """Returns the description as the library takes it."""
-    experts, latent = d.experts, d.latent
-    return Spec(
-        vocab_size=d.vocab_size,
-        hidden_size=d.hidden_size,
-        num_layers=d.num_layers,
-        num_heads=d.num_heads,
-        num_kv_heads=d.num_kv_heads,
-        head_dim=d.head_dim,
-        intermediate_size=d.intermediate_size,
-        block_size=block_size,
-        threads=threads,
-        norm=get_args(NormKind).index(d.norm),
-        activation=get_args(ActivationKind).index(d.activation),
-        residual=get_args(ResidualKind).index(d.residual),
-        gated_mlp=d.gated_mlp,
-        shared_norm=d.shared_norm,
-        qk_norm=3 if d.qk_norm_rotated else d.qk_norm + d.whole_qk_norm,
-        wide=dtype == torch.float32,
-        learned_position_offset=d.learned_position_offset,
-        num_experts=experts.num_experts if experts else 0,
-        experts_per_token=experts.num_per_token if experts else 0,
-        expert_size=experts.intermediate_size if experts else 0,
-        shared_expert_size=experts.shared_intermediate_size if experts else 0,
-        normalise_experts=experts.normalise if experts else False,
-        expert_scoring=get_args(ScoringKind).index(experts.scoring) if experts else 0,
-        expert_groups=experts.num_groups if experts else 1,
-        chosen_groups=experts.num_chosen_groups if experts else 1,
-        expert_scale=experts.scale if experts else 1.0,
-        cache=1 + _FLOAT8.index(cache_dtype) if cache_dtype in _FLOAT8 else 0,
-        lora_slots=lora[0],
-        lora_rank=lora[1],
-        best_of_group=experts.best_of_group if experts else 1,
-        latent_rank=latent.rank if latent else 0,
-        latent_nope=latent.nope_dim if latent else 0,
-        latent_value=latent.value_dim if latent else 0,
-        query_rank=latent.query_rank if latent else 0,
-        latent_eps=latent.norm_eps if latent else 0.0,
-        norm_eps=d.norm_eps,
-        query_scale=d.head_dim**-0.5 if d.query_scale is None else d.query_scale,
-        attention_softcap=d.attention_softcap or 0.0,
-        logits_softcap=d.logits_softcap or 0.0,
-        logits_scale=d.logits_scale,
-        embedding_scale=torch.tensor(d.embedding_scale, dtype=dtype).item()
-        if d.rounded_embedding_scale
-        else d.embedding_scale,
-    )

@@ -10,6 +10,9 @@ With latent attention there are only keys. Engines with the same panels exchange
 engines convert blocks.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,7 +20,8 @@ from torch import Tensor
 
 from antiphon.services.engine.kv.layout import KvLayout, OwnForm
 from antiphon.services.engine.kv.pieces import Bytes, NativeCopy, checksum
-from antiphon.services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.kv_cache import KvCache, padded_heads
 from antiphon.services.engine.worker.capacity.kv_memory import blocks_of
 
 _PANEL, _UNIT = 32, 64
@@ -29,74 +33,99 @@ _FORM = "panels 1"
 Numbers = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
+class _Rows(NamedTuple):
+    """The keys or values of a layer in a cache."""
+
+    part: int
+    """Index among the parts of a block in the transfer layout."""
+    first: int
+    """The layer's first number in a row of the part."""
+    shape: tuple[int, int, int]
+    """Tokens of a block, heads, numbers of a head with the padding."""
+    head_dim: int
+    view: Numbers
+    """The cache with the dimensions of such rows, split up, after that of the blocks."""
+
+
 class PanelMemory:
-    """A `KvMemory` of the C++ backend. `head_dim` is without the padding; `dtype` is the model's type.
+    """A `KvMemory` of the C++ backend. `description` is without the padding; `dtype` is the model's type.
 
     `native`: the C++ library's function that copies blocks; None: numpy copies them.
     """
 
     def __init__(
-        self, cache: KvCache, host: KvCache, head_dim: int, dtype: torch.dtype, native: NativeCopy | None = None
+        self,
+        cache: KvCache,
+        host: KvCache,
+        description: DecoderDescription,
+        dtype: torch.dtype,
+        native: NativeCopy | None = None,
     ) -> None:
-        first = cache.key_caches[0]
-        _, block_size, self._num_heads, self._width = first.shape
-        self._head_dim, self._type, self._terms = head_dim, _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
-        name = str(first.dtype).removeprefix("torch.")
-        head_bytes, parts = head_dim * first.dtype.itemsize, cache.parts_per_layer
+        first = cache.parts[0]
+        self._type, self._terms = _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
+        shared = bool(description.layer_kv_heads)
+        width = description.slab_width if shared else description.head_dim
         self.layout = KvLayout(
-            num_layers=len(cache.key_caches),
-            num_kv_heads=self._num_heads,
-            head_bytes=head_bytes,
-            dtype=name,
-            block_size=block_size,
-            num_parts=parts,
+            num_layers=len(description.slabs),
+            num_kv_heads=1 if shared else first.shape[2],
+            head_bytes=width * first.dtype.itemsize,
+            dtype=str(first.dtype).removeprefix("torch."),
+            block_size=first.shape[1],
+            num_parts=cache.parts_per_layer,
         )
-        self._cache, self._host = self._views(cache), self._views(host)
+        self._cache, self._host = (list(self._rows(each, description)) for each in (cache, host))
         self.own = OwnForm(f"{_FORM} {self._terms}", blocks_of(cache, native), blocks_of(host, native))
 
     def read(self, block: int, out: Bytes) -> int:
         """See `KvMemory`."""
-        rows = self._empty()
         num_tokens = out.shape[2]
-        numbers = out.reshape(-1, *out.shape[2:]).view(self._type)
-        for target, view in zip(numbers, self._cache, strict=True):
-            part = view[block]
+        parts = out.reshape(-1, num_tokens, out.shape[3] * out.shape[4]).view(self._type)
+        for one in self._cache:
+            part, rows = one.view[block], np.empty(one.shape, dtype=self._type)
             rows.reshape(part.shape)[:] = part
-            target[:] = rows[:num_tokens, :, : self._head_dim]
+            numbers = rows[:num_tokens, :, : one.head_dim].reshape(num_tokens, -1)
+            parts[one.part, :, one.first : one.first + numbers.shape[1]] = numbers
         return checksum(out)
 
     def write(self, host_block: int, data: Bytes) -> int:
         """See `KvMemory`. The padding and the tokens after the given ones become zero."""
-        rows = self._empty()
         num_tokens = data.shape[2]
-        numbers = data.reshape(-1, *data.shape[2:]).view(self._type)
-        for view, source in zip(self._host, numbers, strict=True):
-            rows[:num_tokens, :, : self._head_dim] = source
-            part = view[host_block]
+        parts = data.reshape(-1, num_tokens, data.shape[3] * data.shape[4]).view(self._type)
+        for one in self._host:
+            part, rows = one.view[host_block], np.zeros(one.shape, dtype=self._type)
+            heads = (num_tokens, one.shape[1], one.head_dim)
+            numbers = parts[one.part, :, one.first : one.first + one.shape[1] * one.head_dim]
+            rows[:num_tokens, :, : one.head_dim] = numbers.reshape(heads)
             part[:] = rows.reshape(part.shape)
         return checksum(data)
 
-    def _empty(self) -> Numbers:
-        """Returns zeros, [block_size, kv_heads, width]."""
-        return np.zeros((self.layout.block_size, self._num_heads, self._width), dtype=self._type)
+    def _rows(self, cache: KvCache, description: DecoderDescription) -> Iterator[_Rows]:
+        """Yields the rows of each layer in the parts of a cache."""
+        padded, num_parts = padded_heads(description), cache.parts_per_layer
+        for slab, layers in enumerate(description.slabs):
+            first = begin = 0
+            for layer in layers:
+                own, wide = description.of_layer(layer), padded.of_layer(layer)
+                heads = cache.parts[0].shape[2] if cache.slabs is None else own.num_kv_heads
+                shape = (self.layout.block_size, heads, wide.head_dim)
+                end = begin + shape[0] * shape[1] * shape[2]
+                for which, panels in enumerate((self._keys, self._values)[:num_parts]):
+                    part = slab * num_parts + which
+                    view = panels(self._numbers(cache.parts[part])[:, begin:end], heads, wide.head_dim)
+                    yield _Rows(part, first, shape, own.head_dim, view)
+                begin, first = end, first + own.kv_size
 
-    def _views(self, cache: KvCache) -> list[Numbers]:
-        """Returns for the keys and the values of each layer a view whose dimensions are those of rows, split up."""
-        if not cache.value_caches:
-            return [self._keys(keys) for keys in cache.key_caches]
-        pairs = zip(cache.key_caches, cache.value_caches, strict=True)
-        return [view for keys, values in pairs for view in (self._keys(keys), self._values(values))]
-
-    def _keys(self, keys: Tensor) -> Numbers:
+    def _keys(self, keys: Numbers, heads: int, width: int) -> Numbers:
         tokens = min(_PANEL, self.layout.block_size)
-        shape = (self._num_heads, self.layout.block_size // tokens, self._width // self._terms, tokens, self._terms)
-        return self._numbers(keys).reshape(-1, *shape).transpose(0, 2, 4, 1, 3, 5)
+        shape = (heads, self.layout.block_size // tokens, width // self._terms, tokens, self._terms)
+        return keys.reshape(-1, *shape).transpose(0, 2, 4, 1, 3, 5)
 
-    def _values(self, values: Tensor) -> Numbers:
+    def _values(self, values: Numbers, heads: int, width: int) -> Numbers:
         tokens = min(_UNIT, self.layout.block_size)
         terms = min(self._terms, tokens)
-        parts = (self.layout.block_size // tokens, self._width // _PANEL, tokens // terms, _PANEL, terms)
-        return self._numbers(values).reshape(-1, self._num_heads, *parts).transpose(0, 2, 4, 6, 1, 3, 5)
+        parts = (self.layout.block_size // tokens, width // _PANEL, tokens // terms, _PANEL, terms)
+        return values.reshape(-1, heads, *parts).transpose(0, 2, 4, 6, 1, 3, 5)
 
     def _numbers(self, values: Tensor) -> Numbers:
-        return values.view(torch.uint8).numpy().view(self._type)
+        """Returns the numbers of each block in one dimension, [blocks, numbers]."""
+        return values.view(torch.uint8).numpy().view(self._type).reshape(len(values), values.shape[1:].numel())

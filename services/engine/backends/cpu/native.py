@@ -45,10 +45,35 @@ _SPEC_INTEGERS = (
     "lora_slots",
     "lora_rank",
     "best_of_group",
+    "expert_latent",
     "latent_rank",
     "latent_nope",
     "latent_value",
     "query_rank",
+    "mixer",
+    "conv_kernel",
+    "mixed_width",
+    "mixer_width",
+    "mix_key_heads",
+    "mix_value_heads",
+    "mix_key_dim",
+    "mix_value_dim",
+    "num_gates",
+    "gate_kind",
+    "value_norm",
+    "group",
+    "input_size",
+    "input_rows",
+    "experts_beside",
+    "num_draft_layers",
+    "query_growth_length",
+    "query_growth_first",
+    "query_growth_unrotated",
+    "chunked_windows",
+    "weighted_inputs",
+    "attends_beside",
+    "mix_rank",
+    "mix_norm_kind",
 )
 _SPEC_FLOATS = (
     "norm_eps",
@@ -59,11 +84,22 @@ _SPEC_FLOATS = (
     "embedding_scale",
     "expert_scale",
     "latent_eps",
+    "query_growth_rate",
+    "mix_eps",
+    "step_least",
+    "step_most",
+    "input_scale",
+    "attended_scale",
+    "mlp_gate_scale",
+    "mlp_scale",
+    "mix_gate_scale",
+    "step_scale",
 )
-_STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width", "num_spans")
+_STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width", "num_spans", "keeps")
 _STEP_POINTERS = (
     "ids",
     "positions",
+    "spatial",
     "query_start_loc",
     "block_tables",
     "logit_tokens",
@@ -75,7 +111,12 @@ _STEP_POINTERS = (
     "spans",
     "sums",
     "lora",
+    "state_sources",
+    "state_starts",
+    "state_ends",
+    "state_slots",
     "embeddings",
+    "sources",
 )
 
 
@@ -145,8 +186,9 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_set_lora": (c_int, (c_void_p, c_int64, c_int64, c_char_p, POINTER(Lora))),
     "antiphon_set_vector": (c_int, (c_void_p, c_int64, c_char_p, c_void_p, c_int64)),
     "antiphon_set_table": (c_int, (c_void_p, c_int64, c_char_p, c_void_p)),
+    "antiphon_set_heads": (c_int, (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64)),
     "antiphon_set_window": (c_int, (c_void_p, c_int64, c_int64)),
-    "antiphon_set_rope": (c_int, (c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float)),
+    "antiphon_set_rope": (c_int, (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_float)),
     "antiphon_block_bytes": (c_int64, (c_void_p,)),
     "antiphon_weight_bytes": (c_int64, (c_void_p,)),
     "antiphon_prompt_tokens": (c_int64, (c_void_p,)),
@@ -275,13 +317,23 @@ class NativeModel:
         """Sets a table or a KV cache, which the library reads, and in the case of a cache writes, in place."""
         self._library.check("set_table", self._handle, layer, name.encode(), address)
 
+    def set_heads(self, layer: int, kv_heads: int, head_dim: int, stride: int, borrows: bool) -> None:
+        """Sets a layer's key heads, and the numbers from one block of its cache to the next.
+
+        `borrows`: whether it reads the keys and values of an earlier layer.
+        """
+        self._library.check("set_heads", self._handle, layer, kv_heads, head_dim, stride, borrows)
+
     def set_window(self, layer: int, window: int) -> None:
         """Sets a layer's sliding window: the number of tokens that a query sees, itself included."""
         self._library.check("set_window", self._handle, layer, window)
 
-    def set_rope(self, layer: int, address: int, pairs: int, interleaved: bool, scale: float) -> None:
-        """Sets a layer's rotary frequencies [pairs] float32, and the scale of the cosines and sines."""
-        self._library.check("set_rope", self._handle, layer, address, pairs, interleaved, scale)
+    def set_rope(self, layer: int, address: int, axes: int, pairs: int, interleaved: bool, scale: float) -> None:
+        """Sets a layer's rotary frequencies [pairs] float32, and the scale of the cosines and sines.
+
+        `axes`: address of [pairs] int64, the position by which each turns where tokens have three; 0: there is one.
+        """
+        self._library.check("set_rope", self._handle, layer, address, axes, pairs, interleaved, scale)
 
     def block_bytes(self) -> int:
         """Returns the bytes of one layer's keys in one KV block; the values, if there are any, take as many."""

@@ -126,9 +126,13 @@ def _decode(header: bytes) -> list[_Matrix]:
 class WeightCache:
     """The cached file of one model: found, or written by a thread after start-up."""
 
-    def __init__(self, directory: Path, model_dir: Path, dtype: torch.dtype, form: WeightForm) -> None:
+    def __init__(
+        self, directory: Path, model_dir: Path, dtype: torch.dtype, form: WeightForm, *, drafts: bool = False
+    ) -> None:
+        """`drafts`: whether the weights have those of the draft layer."""
         self._directory = directory
-        model = hashlib.sha256(f"{model_dir.resolve()}\0{dtype}\0{form.name}".encode()).hexdigest()[:16]
+        kind = f"{form.name}{' drafts' * drafts}"
+        model = hashlib.sha256(f"{model_dir.resolve()}\0{dtype}\0{kind}".encode()).hexdigest()[:16]
         self._path = directory / f"{model}-{_fingerprint(model_dir, dtype, form)[:16]}.packed"
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -230,13 +234,15 @@ class WeightCache:
         remove_oldest(self._directory, "*.packed", PACKED_FILES_MAX)
 
 
-def open_cache(asked: str, model_dir: Path, dtype: torch.dtype, form: WeightForm) -> WeightCache | None:
+def open_cache(
+    asked: str, model_dir: Path, dtype: torch.dtype, form: WeightForm, *, drafts: bool = False
+) -> WeightCache | None:
     """Returns the cache of a model in one form of weights; None if it is turned off or the user has no home.
 
-    `asked` is a directory, `OFF`, or empty for the usual directory.
+    `asked` is a directory, `OFF`, or empty for the usual directory. `drafts`: whether the draft layer is loaded too.
     """
     directory = None if asked == OFF else user_directory(asked, _CACHE)
-    return None if directory is None else WeightCache(directory, model_dir, dtype, form)
+    return None if directory is None else WeightCache(directory, model_dir, dtype, form, drafts=drafts)
 
 
 def _fingerprint(model_dir: Path, dtype: torch.dtype, form: WeightForm) -> str:

@@ -27,7 +27,12 @@ from numpy.typing import NDArray
 from antiphon.services.engine.adapters.delta import LoadedAdapter, Place
 from antiphon.services.engine.backends.cpu.answer import AnswerSizes, StepAnswer, TokenEmbeddings
 from antiphon.services.engine.backends.cpu.compile import CompileError
-from antiphon.services.engine.backends.cpu.decoder import HEAD_DIM_MAX, NativeDecoder
+from antiphon.services.engine.backends.cpu.decoder import (
+    CONVOLUTION_MAX,
+    HEAD_DIM_MAX,
+    STATE_DIM_MAX,
+    NativeDecoder,
+)
 from antiphon.services.engine.backends.cpu.kv_memory import PanelMemory
 from antiphon.services.engine.backends.cpu.library import load_library
 from antiphon.services.engine.backends.cpu.lora import NativeAdapters, NativeDelta
@@ -36,16 +41,19 @@ from antiphon.services.engine.backends.cpu.packed import open_cache
 from antiphon.services.engine.core.plan import StepPlan, StepResult
 from antiphon.services.engine.kv.pieces import NativeCopy
 from antiphon.services.engine.models.config_fields import weight_dtype
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.quantization.choice import WeightForm, weight_form
 from antiphon.services.engine.worker.batch.acceptance import accept
 from antiphon.services.engine.worker.batch.inputs import FlatStep
 from antiphon.services.engine.worker.batch.pooling import pooling_kind, with_vectors
+from antiphon.services.engine.worker.batch.predicting import predicted
 from antiphon.services.engine.worker.batch.sampler import SamplingBatch
 from antiphon.services.engine.worker.capacity.budget import kept_adapter_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, padded_heads
 from antiphon.services.engine.worker.capacity.profile import StepBounds
 from antiphon.services.engine.worker.configuration import configuration_hash, content_hash
+from antiphon.services.engine.worker.draft_layer import drafting_description
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library, serves_adapters
 from antiphon.services.engine.worker.interface import UNDER_WAY_MAX, WeightMemory
@@ -80,12 +88,17 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     if choose_dtype(settings.execution.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
         return f"it has no --dtype {settings.execution.dtype}"
     description = find_family(config).describe(config)
-    if settings.enable_mm and description.rope is not None and description.rope.sections:
-        return "it has no positions in rows and columns, which images of this model need"
     if settings.enable_mm and description.mutual_images:
         return "the tokens of an image attend to each other in this model, and it computes causal attention only"
     if settings.enable_mm and description.image_layers:
         return "images of this model add embeddings to the outputs of layers, which it does not"
+    recurrent = description.recurrent
+    if recurrent is not None and not 2 <= recurrent.kernel_size <= CONVOLUTION_MAX:
+        return f"it computes convolutions over 2 to {CONVOLUTION_MAX} tokens, not over {recurrent.kernel_size}"
+    if isinstance(recurrent, GatedDelta | ChannelDelta) and max(recurrent.key_dim, recurrent.value_dim) > STATE_DIM_MAX:
+        return f"the heads of linear attention have more than {STATE_DIM_MAX} dimensions"
+    if isinstance(recurrent, StateSpace | ChannelSpace) and recurrent.state_dim > STATE_DIM_MAX:
+        return f"the states of state spaces have more than {STATE_DIM_MAX} dimensions"
     if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None
@@ -114,12 +127,13 @@ class CpuWorker(StepWorker):
         torch.set_num_threads(threads)
         config = read_config(model_dir)
         family = find_family(config)
-        self._description = family.describe(config)
+        self._description = drafting_description(settings, model_dir, config)
         self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), _CPU)
         cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
-        cache = open_cache(settings.execution.weight_cache, model_dir, self._dtype, form)
+        has_drafts = self._description.num_draft_layers > 0
+        cache = open_cache(settings.execution.weight_cache, model_dir, self._dtype, form, drafts=has_drafts)
         check_extras(settings, config)
         num_slots = settings.adapters.num_lora_slots
         self._decoder = NativeDecoder(
@@ -141,14 +155,13 @@ class CpuWorker(StepWorker):
         self._slots = NativeAdapters(self._decoder.model, self._description, self._dtype, num_slots)
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._slots.prepare)
-        eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
         """Whether KV blocks were copied or tokens sampled in Python since the last check of the heap.
 
         Other steps leave nothing on the heap: the library has its own memory.
         """
-        backend = f"cpp {library.name} {form.name}"
+        backend = f"cpp {library.name} {form.name}{self._description.kv_kind}"
         configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
             StateSpec(
@@ -156,9 +169,9 @@ class CpuWorker(StepWorker):
                 description=padded_heads(self._description),
                 dtype=cache_dtype,
                 device=_CPU,
-                eos=eos,
+                eos=eos_token_ids(model_dir, self._description),
                 configuration=configuration,
-                content=content_hash(model_dir, form.name, self._dtype),
+                content=content_hash(model_dir, f"{form.name}{self._description.kv_kind}", self._dtype),
                 embedding_size=self._description.hidden_size,
                 pooling_kind=pooling_kind(model_dir),
                 weights_bytes=self._decoder.weights_bytes,
@@ -180,10 +193,10 @@ class CpuWorker(StepWorker):
         del self._decoder
         self._drop_state()
 
-    def kv_memory(self, native: NativeCopy | None = None) -> PanelMemory:
-        """See `KvWorker`. The worker's own library copies if no other is given."""
+    def _block_memory(self, native: NativeCopy | None) -> PanelMemory:
+        """See `StepWorker`. The worker's own library copies if no other is given."""
         copy = native or self._copy_block
-        return PanelMemory(self._cache, self._host_cache, self._description.head_dim, self._dtype, copy)
+        return PanelMemory(self._cache, self._host_cache, self._description, self._dtype, copy)
 
     def weight_memory(self) -> list[WeightMemory]:
         """See `WeighableWorker`."""
@@ -206,9 +219,15 @@ class CpuWorker(StepWorker):
         self._sizes = AnswerSizes(
             self._facts.vocab_size, self._facts.embedding_size, spec.settings.scheduler.max_num_seqs
         )
-        for layer, keys in enumerate(self._cache.key_caches):
-            values = self._cache.value_caches[layer] if self._cache.value_caches else None
-            self._decoder.set_cache(layer, keys, values)
+        if self._cache.slabs is not None:
+            self._decoder.set_slabs(*self._cache.slabs)
+        else:
+            for place, layer in enumerate(self._description.attention_layers):
+                values = self._cache.value_caches[place] if self._cache.value_caches else None
+                self._decoder.set_cache(layer, self._cache.key_caches[place], values)
+        recurrent = self._description.recurrent
+        for layer, states in zip(sorted(recurrent.layers) if recurrent else (), self._states, strict=True):
+            self._decoder.set_states(layer, states)
 
     def takes_another(self) -> bool:
         """See `PipelinedWorker`."""
@@ -224,9 +243,10 @@ class CpuWorker(StepWorker):
             self._under_way.append(StepResult(step=plan.step))
             return
         batch = None
-        if self._table.needs_choice(step.rows) or step.has_draft_tokens:
+        drafts = self._facts.has_draft_layer and plan.drafts
+        if self._table.needs_choice(step.rows) or step.has_draft_tokens or drafts:
             batch = self._table.sampling(step.rows, step.offsets)
-        answer = StepAnswer(batch, step, self._sizes, self._embeddings(step))
+        answer = StepAnswer(batch, step, self._sizes, self._embeddings(step), keeps=drafts)
         self._decoder.model.launch(answer.native(step))
         if batch is not None:
             # The library computes meanwhile, so the computation of grammar masks does not lengthen the step.
@@ -281,9 +301,18 @@ class CpuWorker(StepWorker):
             return earlier
         self._decoder.model.collect()
         result = self._sampled(earlier)
-        if not self._pooling.params:
+        if self._pooling.params:
+            result = with_vectors(result, self._pooling.take(earlier.plan, earlier.answer.sums))
+        if not (self._facts.has_draft_layer and earlier.plan.drafts):
             return result
-        return with_vectors(result, self._pooling.take(earlier.plan, earlier.answer.sums))
+        # No other step is in flight, as this one has chosen tokens here.
+        return predicted(earlier.plan, earlier.step, result, self._table, self._facts.block_size, self._draft_pass)
+
+    def _draft_pass(self, step: FlatStep, sources: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `predicting.RunPass`."""
+        answer = StepAnswer(None, step, self._sizes, self._embeddings(step), sources=sources)
+        self._decoder.model.step(answer.native(step))
+        return answer.best
 
     def _sampled(self, earlier: _UnderWay) -> StepResult:
         """Samples the tokens of a step that has ended and appends them to the rows."""

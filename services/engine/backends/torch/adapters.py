@@ -109,7 +109,7 @@ class AdaptedDecoder(Decoder):
         if not self.description.image_layers:
             return super().layers(hidden, positions, step)
         prepared = self._attention.prepare(positions)
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self._blocks[: self.description.num_model_layers]):
             hidden = block(hidden, prepared, step)
             if index < self.description.image_layers:
                 hidden = self._step.with_further(index, hidden)

@@ -30,9 +30,12 @@ from antiphon.services.engine.parallel.shard import ALONE, Shard, local_descript
 from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
 from antiphon.services.engine.worker.batch.inputs import FlatStep
 from antiphon.services.engine.worker.batch.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
+from antiphon.services.engine.worker.batch.predicting import predicted
 from antiphon.services.engine.worker.capacity.budget import kept_adapter_bytes
+from antiphon.services.engine.worker.capacity.context import served_description
 from antiphon.services.engine.worker.capacity.profile import bytes_per_context_token
 from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
+from antiphon.services.engine.worker.draft_layer import drafting_description, no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from antiphon.services.engine.worker.extras import (
     check_extras,
@@ -80,6 +83,7 @@ class TorchWorker(StepWorker):
             self._device,
             form,
             ranks,
+            described=self._describe(settings, model_dir, config, ranks),
             trust_remote_code=settings.trust_remote_code,
             adapters=self._adapter_step if serves_adapters(settings) or settings.enable_mm else None,
         )
@@ -88,17 +92,29 @@ class TorchWorker(StepWorker):
         cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
+        attending = self._description.attention_layers
+        self._windows = {self._description.sliding_windows[layer] for layer in attending}
         self._shape = AttentionShape(
             block_size=settings.cache.block_size,
             bytes_per_slot=bytes_per_slot,
             dtype=self._dtype,
             device=self._device,
             alibi_slopes=slopes,
+            chunked_windows=self._description.chunked_windows,
         )
         self._prepare_state(self._state_spec(settings, model_dir, cache_dtype, form, ranks))
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
             torch.cuda.set_per_process_memory_fraction(settings.cache.gpu_memory_utilization, self._device)
+
+    def _describe(
+        self, settings: EngineSettings, model_dir: Path, config: Mapping[str, Any], ranks: Communicator
+    ) -> DecoderDescription | None:
+        """Returns the description of the whole model; None if transformers runs it."""
+        if has_family(config):
+            return drafting_description(settings, model_dir, config, ranks.shard)
+        no_draft_layer(settings, "this architecture runs through transformers")
+        return None
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
@@ -115,7 +131,8 @@ class TorchWorker(StepWorker):
         ranks: Communicator,
     ) -> StateSpec:
         """Returns the properties on which the state depends. The model must be loaded."""
-        backend = f"{torch_backend(self._device)} {form.name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
+        form_name = f"{form.name}{self._description.kv_kind}"
+        backend = f"{torch_backend(self._device)} {form_name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
         return StateSpec(
             settings=settings,
             description=self._description,
@@ -123,7 +140,7 @@ class TorchWorker(StepWorker):
             device=self._device,
             eos=eos_token_ids(model_dir, self._description),
             configuration=configuration_hash(model_dir, backend, self._dtype, cache_dtype),
-            content=content_hash(model_dir, form.name, self._dtype),
+            content=content_hash(model_dir, form_name, self._dtype),
             embedding_size=self._model.embedding_size,
             pooling_kind=pooling_kind(model_dir),
             ranks=ranks,
@@ -139,8 +156,20 @@ class TorchWorker(StepWorker):
         step = self._begin(plan)
         if step is None:
             return StepResult(step=plan.step)
-        logits, sums = self._computed(step)
-        return with_vectors(self._result(plan, step, logits), self._pooling.take(plan, sums))
+        drafts = self._facts.has_draft_layer and plan.drafts
+        logits, sums = self._computed(step, keeps=drafts)
+        result = with_vectors(self._result(plan, step, logits), self._pooling.take(plan, sums))
+        if not drafts:
+            return result
+        return predicted(plan, step, result, self._table, self._facts.block_size, self._draft_pass)
+
+    def _draft_pass(self, step: FlatStep, sources: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `predicting.RunPass`."""
+        hidden = self._hidden.index_select(0, self._tensor(sources))
+        # Models without a description have no draft layer.
+        decoder = cast(Decoder, self._model)
+        self._hidden, logits = decoder.draft(*self._inputs(step), hidden, self._tensor(step.logit_tokens))
+        return logits.argmax(dim=1).cpu().numpy()
 
     def _result(self, plan: StepPlan, step: FlatStep, logits: Tensor | None) -> StepResult:
         """Returns the sampled tokens and the log probabilities of prompts. `logits`: see `_computed`."""
@@ -170,12 +199,18 @@ class TorchWorker(StepWorker):
     def _context_token_bytes(self, num_tokens: int) -> int:
         return bytes_per_context_token(num_tokens, self._description, self._dtype)
 
-    def _computed(self, step: FlatStep) -> tuple[Tensor | None, NDArray[np.float32]]:
-        """Returns the logits of `logit_tokens`, None if there are none, and the sums of hidden states of `spans`."""
+    def _computed(self, step: FlatStep, *, keeps: bool = False) -> tuple[Tensor | None, NDArray[np.float32]]:
+        """Returns the logits of `logit_tokens`, None if there are none, and the sums of hidden states of `spans`.
+
+        `keeps`: whether to keep the hidden states of all tokens for a draft pass.
+        """
         inputs = self._inputs(step)
-        if len(step.spans):
+        if keeps or len(step.spans):
             hidden, logits = self._model.hidden_and_logits(*inputs, self._tensor(step.logit_tokens))
-            return logits if len(step.logit_tokens) else None, span_sums(hidden, step.spans).cpu().numpy()
+            sums = span_sums(hidden, step.spans).cpu().numpy() if len(step.spans) else NO_SUMS
+            if keeps:
+                self._hidden = hidden
+            return logits if len(step.logit_tokens) else None, sums
         if not len(step.logit_tokens):
             self._model.forward(*inputs)
             return None, NO_SUMS
@@ -190,14 +225,21 @@ class TorchWorker(StepWorker):
         return self._tensor(step.ids), self._tensor(positions), self._step_inputs(step)
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
+        starts, lens, tables = step.query_start_loc, step.seq_lens, step.block_tables
+        causal = None if self._description.mutual_in_windows else step.mutual
         attention = {
-            window: plan_attention(
-                step.query_start_loc, step.seq_lens, step.block_tables, window, self._shape, step.mutual
-            )
-            for window in set(self._description.sliding_windows)
+            window: plan_attention(starts, lens, tables, window, self._shape, causal if window is None else step.mutual)
+            for window in self._windows
         }
         slots = self._tensor(step.slot_mapping(self._shape.block_size))
-        return StepInputs(slots, attention, self._cache.key_caches, self._cache.value_caches)
+        return StepInputs(
+            slot_mapping=slots,
+            attention=attention,
+            key_caches=self._cache.key_caches,
+            value_caches=self._cache.value_caches,
+            states=step.states,
+            state_caches=self._states,
+        )
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
@@ -211,12 +253,14 @@ def load_model(
     form: WeightForm = PLAIN_WEIGHTS,
     ranks: Communicator = ALONE_RANK,
     *,
+    described: DecoderDescription | None = None,
     trust_remote_code: bool = False,
     adapters: AdapterStep | None = None,
 ) -> tuple[LanguageModel, DecoderDescription]:
     """Returns a `Decoder` if the architecture's family is known, else a model that transformers runs.
 
-    With several ranks, the decoder and its description are those of the rank's part. `trust_remote_code` allows
+    With several ranks, the decoder and its description are those of the rank's part. `described` is the description of
+    a known family's whole model, if the context is not the usual one. `trust_remote_code` allows
     transformers to run code that comes with the model. With `adapters` the decoder's layers add the LoRA products of
     the step. Raises `ServiceError`.
     """
@@ -231,7 +275,7 @@ def load_model(
         model = load_transformers_model(model_dir, config, dtype, device, trust_remote_code)
         return model, model.description
     family = find_family(config)
-    description = family.describe(config)
+    description = described or served_description(EngineSettings(), config)
     with torch.inference_mode():
         layout = family.layout(description)
         weights = load_weights(model_dir, description, layout, dtype, device, form=form, ranks=ranks)

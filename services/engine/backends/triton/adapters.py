@@ -62,12 +62,15 @@ class DeviceAdapters:
         if isinstance(mlp, TritonMlp):
             up, down = (self._matrices[index, name] for name in ("up", "down"))
             mlp = replace(mlp, up=AdaptedLinear(mlp.up, up, self.step), down=AdaptedLinear(mlp.down, down, self.step))
+        layer = replace(layer, mlp=mlp)
+        if (index, "qkv") not in self._matrices:
+            # A layer with a recurrent state in place of attention.
+            return layer
         qkv, o = (self._matrices[index, name] for name in ("qkv", "o"))
         return replace(
             layer,
             qkv=AdaptedLinear(layer.qkv, qkv, self.step),
             o=AdaptedLinear(layer.o, o, self.step),
-            mlp=mlp,
         )
 
     def _laid_out(self, delta: Delta, widths: tuple[int, ...]) -> HostDelta:

@@ -1,7 +1,7 @@
 """The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies of plans.
 
-    cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. With latent
-            attention a layer has one part, its rows of latents
+    cache   [parts, num_blocks, block bytes]; the l-th layer that attends has its keys in part 2 l, its values in part
+            2 l + 1. With latent attention a layer has one part, its rows of latents
     host    [num_host_blocks, parts, block bytes]; the data of a block in all layers is contiguous
 
 Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many
@@ -45,7 +45,7 @@ class DeviceBlocks:
         shape = (block_size, description.num_kv_heads, description.head_dim)
         block_bytes = int(np.prod(shape)) * dtype.itemsize
         per_layer = description.cache_parts
-        parts = per_layer * description.num_layers
+        parts = per_layer * len(description.slabs)
         # Zeroed because attention also reads slots that were never written, and masks them afterwards.
         whole = torch.zeros((parts, num_blocks, block_bytes), dtype=torch.uint8, device=device)
         views = [part.view(dtype).view(num_blocks, *shape) for part in whole]

@@ -24,9 +24,17 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
     plan_work,
 )
 from antiphon.services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
+from antiphon.services.engine.backends.triton.kernels.recurrent.moves import (
+    NO_MOVES,
+    DeviceMoves,
+    moves_words,
+    put_moves,
+)
 from antiphon.services.engine.backends.triton.kernels.step_inputs import scatter_words
 from antiphon.services.engine.backends.triton.staging import Staging
 from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.kernels.recurrent.moves import StateMoves
+from antiphon.services.engine.worker.batch.inputs import state_moves
 from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from antiphon.services.engine.worker.batch.state_table import StateTable
 
@@ -46,6 +54,8 @@ class HostStep:
     report: PromptReport | None = None
     token_slots: Integers | None = None
     """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""
+    states: StateMoves | None = None
+    """See `FlatStep.states`."""
 
     @property
     def is_decode(self) -> bool:
@@ -69,6 +79,8 @@ class DeviceStep:
     reported_ids: Tensor | None
     adapters: LoraTiles | None = None
     """The tokens with adapters; None if no token of the step has one."""
+    states: DeviceMoves | None = None
+    """The slots of recurrent states; None in a model without such states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +129,12 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
         offsets=offsets,
         report=report,
         token_slots=None if adapter_slots is None else adapter_slots[owner],
+        states=state_moves(plan, np.append(query_starts, len(owner))),
     )
 
 
-def empty_step() -> HostStep:
-    """Returns a step without sequences, for the capture of graphs."""
+def empty_step(has_states: bool) -> HostStep:
+    """Returns a step without sequences, for the capture of graphs. `has_states`: of a model with recurrent states."""
     none = np.zeros(0, dtype=np.int64)
     return HostStep(
         ids=none,
@@ -132,6 +145,7 @@ def empty_step() -> HostStep:
         logit_tokens=none,
         rows=none,
         offsets=none,
+        states=NO_MOVES if has_states else None,
     )
 
 
@@ -160,6 +174,9 @@ def place(
     attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
+    states = (
+        None if step.states is None else put_moves(step.states, staging.put, 0 if graph is None else graph.num_seqs)
+    )
     reported_ids = None if step.report is None else staging.put(step.report.token_ids, dtype=np.int64)
     return DeviceStep(
         ids=ids,
@@ -170,6 +187,7 @@ def place(
         logit_tokens=logit_tokens,
         reported_ids=reported_ids,
         adapters=adapters,
+        states=states,
     )
 
 
@@ -196,13 +214,21 @@ def send(plan: StepPlan, table: StateTable, tables: Tensor, staging: Staging) ->
 
 
 def staging_bytes(
-    max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int, num_slots: int = 0
+    max_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    num_windows: int,
+    block_size: int,
+    num_slots: int = 0,
+    *,
+    has_states: bool = False,
 ) -> int:
     """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
 
-    `num_slots`: number of adapter slots.
+    `num_slots`: number of adapter slots. `has_states`: whether the model has recurrent states.
     """
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
     words = 30 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
+    words += moves_words(max_tokens, max_num_seqs) if has_states else 0
     return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -8,7 +8,8 @@ fused with the product behind it: on an H100 that made the product take twice as
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -29,22 +30,27 @@ from antiphon.services.engine.backends.triton.kernels.experts import mixed_exper
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.recurrent.convolution import convolve
+from antiphon.services.engine.backends.triton.kernels.recurrent.delta import attend_delta, finish_delta
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.kernels.alibi import alibi_slopes
 from antiphon.services.engine.models.description import (
+    UNSCALED,
     ActivationKind,
     DecoderDescription,
     LatentAttention,
     NormKind,
     RopeParameters,
 )
-from antiphon.services.engine.models.layers.attention import Attention, StepInputs
+from antiphon.services.engine.models.layers.attention import Attention, StepInputs, grows, growth_of, places_of
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights
 from antiphon.services.engine.models.layers.linear import Linear
-from antiphon.services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp
+from antiphon.services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp, with_scaled_gates
 from antiphon.services.engine.models.layers.norm import Norm
+from antiphon.services.engine.models.layers.recurrent import ConvolutionWeights, DeltaWeights, Recurrent
 from antiphon.services.engine.models.layers.rope import inverse_frequencies
 from antiphon.services.engine.models.operations import Operations
+from antiphon.services.engine.models.recurrent_kinds import GatedDelta
 from antiphon.services.engine.parallel.shard import ALONE, Shard
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 
@@ -138,7 +144,7 @@ def fusable(linear: Linear) -> TritonLinear | None:
     return linear if isinstance(linear, TritonLinear) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TritonMlp:
     """An `Mlp` of two products, with or without a gate."""
 
@@ -146,6 +152,9 @@ class TritonMlp:
     down: Linear
     activation: ActivationKind
     gated: bool
+    numbers: Tensor | None = None
+    """Those of xielu, [4] float32."""
+    scales: tuple[float, float] = UNSCALED
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
@@ -157,10 +166,12 @@ class TritonMlp:
 
     def inner(self, x: Tensor) -> Tensor:
         """Returns the input of the second product."""
+        if self.scales != UNSCALED:
+            return activated(with_scaled_gates(self.up(x), self.scales), self.activation, self.gated) * self.scales[1]
         up = fusable(self.up) if self.gated and x.shape[0] <= FEW_ROWS else None
         if up is not None:
             return skinny_linear(x.contiguous(), up.weight, up.bias, activation=self.activation)
-        return activated(self.up(x), self.activation, self.gated)
+        return activated(self.up(x), self.activation, self.gated, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +194,8 @@ class TritonExpertMlp:
         x, p = x.contiguous(), self.parts
         shares, chosen = p.route(x)
         biases = p.up_bias, p.down_bias
-        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual, biases)
+        weighted = p.experts.weighted_inputs
+        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual, biases, weighted)
         return mixed if p.shared is None else p.shared.added_to(mixed, x)
 
 
@@ -200,6 +212,7 @@ class TritonAttention:
         shard: Shard,
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
+        self._places = places_of(description.attention_layers)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         slopes = None
@@ -218,23 +231,26 @@ class TritonAttention:
             for each in sinks
         )
 
-    def prepare(self, positions: Tensor) -> Tensor:
-        """See `Attention`."""
-        return positions
+    def prepare(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `Attention`; returns the positions and the factors on queries."""
+        return positions, growth_of(positions, self._description.query_growth)
 
-    def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, prepared: tuple[Tensor, Tensor | None], step: StepInputs) -> Tensor:
         """See `Attention`."""
-        d, rope = self._description, self._ropes[layer]
-        caches = step.key_caches[layer], step.value_caches[layer]
+        d, rope, (positions, growth) = self._description, self._ropes[layer], prepared
+        place = self._places[layer]
+        caches = step.key_caches[place], step.value_caches[place]
         norms = self._qk_norms[layer]
         if norms is not None and d.whole_qk_norm:
             self._norm_whole(qkv, norms)
             norms = None
         rotate_and_store(
-            qkv, prepared, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
+            qkv, positions, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
             rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated,
         )  # fmt: skip
         queries = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)[:, : d.num_heads]
+        if growth is not None and grows(d.query_growth, rope):
+            queries.mul_(growth)
         attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
         work: DeviceWork = step.attention[d.sliding_windows[layer]]
         if work.few is not None:
@@ -266,6 +282,7 @@ class TritonLatentAttention:
         num_positions: int,
     ) -> None:
         self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
+        self._places = places_of(description.attention_layers)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = _tables(self._ropes, num_positions, like)
         scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
@@ -280,7 +297,7 @@ class TritonLatentAttention:
         shape, weights, rope = self._shape, self._weights[layer], self._ropes[layer]
         assert rope is not None
         key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)
-        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[layer]
+        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[self._places[layer]]
         if weights.query_up is not None:
             assert weights.query_norm is not None
             first = weights.query_up(normed(first, weights.query_norm, None, shape.norm_eps))
@@ -300,6 +317,48 @@ class TritonLatentAttention:
         values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
         _by_head(attended, value_up.transpose(1, 2), values)
         return values.flatten(1)
+
+
+class TritonConvolution:
+    """The gated short convolutions of a model, by layer. They take `DeviceMoves` from `StepInputs.states`."""
+
+    def __init__(self, weights: Mapping[int, ConvolutionWeights]) -> None:
+        self._places = places_of(weights)
+        # Copies, for the reason given in `TritonOperations.linear`.
+        self._weights = {
+            layer: (each.kernel.t().clone(memory_format=torch.contiguous_format), _copied(each.bias))
+            for layer, each in weights.items()
+        }
+
+    def mix(self, layer: int, projected: Tensor, gates: Tensor | None, step: StepInputs) -> Tensor:
+        """See `Recurrent`: `projected` [num_tokens, 3 channels]."""
+        states = step.state_caches[self._places[layer]]
+        return convolve(projected, *self._weights[layer], states, step.states, gated=True)
+
+
+class TritonDelta:
+    """The gated delta rule of a model's layers. It takes `DeviceMoves` from `StepInputs.states`."""
+
+    def __init__(self, shape: GatedDelta, weights: Mapping[int, DeltaWeights]) -> None:
+        self._shape, self._places = shape, places_of(weights)
+        self._kernels = {
+            layer: each.kernel.t().clone(memory_format=torch.contiguous_format) for layer, each in weights.items()
+        }
+        self._weights = {layer: replace(each, norm=each.norm.clone()) for layer, each in weights.items()}
+
+    def mix(self, layer: int, projected: Tensor, gates: Tensor | None, step: StepInputs) -> Tensor:
+        """See `Recurrent`."""
+        assert gates is not None
+        weights, states = self._weights[layer], step.state_caches[self._places[layer]]
+        inputs = projected[:, : self._shape.channels]
+        mixed = convolve(inputs, self._kernels[layer], None, states, step.states, gated=False)
+        decay = weights.decay, weights.decay_bias
+        attended = attend_delta(self._shape, mixed, gates, *decay, states, step.states)
+        return finish_delta(self._shape, attended, projected, weights.norm)
+
+
+def _copied(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.clone()
 
 
 def _by_head(x: Tensor, matrices: Tensor, out: Tensor) -> None:
@@ -342,9 +401,17 @@ class TritonOperations(Operations):
         """See `Operations`."""
         return self.linear(weight)
 
-    def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
+    def mlp(
+        self,
+        up: Linear,
+        down: Linear,
+        activation: ActivationKind,
+        gated: bool,
+        numbers: Tensor | None = None,
+        scales: tuple[float, float] = UNSCALED,
+    ) -> Mlp:
         """See `Operations`."""
-        return TritonMlp(up, down, activation, gated)
+        return TritonMlp(up=up, down=down, activation=activation, gated=gated, numbers=numbers, scales=scales)
 
     def expert_mlp(self, parts: ExpertParts) -> Mlp:
         """See `Operations`."""
@@ -378,3 +445,11 @@ class TritonOperations(Operations):
     ) -> Attention:
         """See `Operations`."""
         return TritonLatentAttention(description, shape, weights, like, self._num_positions)
+
+    def convolution(self, weights: Mapping[int, ConvolutionWeights]) -> Recurrent:
+        """See `Operations`."""
+        return TritonConvolution(weights)
+
+    def delta(self, shape: GatedDelta, weights: Mapping[int, DeltaWeights]) -> Recurrent:
+        """See `Operations`."""
+        return TritonDelta(shape, weights)

@@ -59,9 +59,12 @@ from antiphon.services.engine.worker.batch.pooling import PoolingRows, pooling_k
 from antiphon.services.engine.worker.batch.prompt_logprobs import ReportedLogits, report_logits
 from antiphon.services.engine.worker.batch.state_table import StateTable
 from antiphon.services.engine.worker.capacity.budget import Backend, graphs_bytes, plan_measured
-from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, context_length
+from antiphon.services.engine.worker.capacity.context import context_length, served_description
+from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.profile import largest_step
+from antiphon.services.engine.worker.capacity.states import allocate_states, num_state_slots, state_interval
 from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, hardware
+from antiphon.services.engine.worker.draft_layer import no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library
 from antiphon.services.engine.worker.interface import UNDER_WAY_MAX
@@ -94,14 +97,17 @@ class TritonWorker:
         config = read_config(model_dir)
         check_extras(settings, config)
         family = find_family(config)
-        whole = family.describe(config)
+        whole = served_description(settings, config)
+        no_draft_layer(
+            settings, "Triton's kernels do not predict tokens; PyTorch's operations do (--cuda-backend torch)"
+        )
         self._description = local_description(whole, ranks.shard)
         self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         form = weight_form(settings, model_dir, config, device, native=True)
-        backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
+        backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}{whole.kv_kind}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
-        self._content = content_hash(model_dir, form.name, self._dtype)
+        self._content = content_hash(model_dir, f"{form.name}{whole.kv_kind}", self._dtype)
         operations = TritonOperations(context_length(settings, whole), self._dtype, ranks.shard)
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._weights_bytes = weights.nbytes
@@ -112,7 +118,12 @@ class TritonWorker:
         self._model = Decoder(self._description, weights, operations)
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
-        self._heads = Heads(group, self._dtype.itemsize, latent=self._description.latent is not None)
+        self._heads = Heads(
+            group,
+            self._dtype.itemsize,
+            latent=self._description.latent is not None,
+            chunked_windows=self._description.chunked_windows,
+        )
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[UnderWay | StepResult] = deque()
         self._sums: deque[Sums] = deque()
@@ -197,7 +208,7 @@ class TritonWorker:
         self._under_way.clear()
         self._sums.clear()
         del self._graphs, self._model, self._slots
-        del self._blocks, self._sampler, self._staging, self._tables, self._table
+        del self._blocks, self._states, self._sampler, self._staging, self._tables, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -220,7 +231,8 @@ class TritonWorker:
         self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
         num_slots = 0 if self._slots is None else settings.adapters.max_loras or 0
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
-        room = staging_bytes(*sizes, len(self._windows), block_size, num_slots)
+        has_states = d.recurrent is not None
+        room = staging_bytes(*sizes, len(self._windows), block_size, num_slots, has_states=has_states)
         self._staging = Staging(self._device, room)
         width = -(-bounds.context // block_size)
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
@@ -247,9 +259,11 @@ class TritonWorker:
             self._graphs = StepGraphs(DecodeGraphs(*given), DecodeGraphs(*given, num_slots) if num_slots else None)
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
-        """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
+        """Creates KV cache, swap space, recurrent states, the state table and the facts that depend on their sizes."""
         d, rows, block_size = self._description, settings.scheduler.max_num_seqs, settings.cache.block_size
         self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
+        num_states = num_state_slots(d, kv.max_rows or rows, kv.num_blocks, block_size, self._cache_dtype)
+        self._states = allocate_states(d, num_states, self._device)
         self._facts = EngineFacts(
             num_blocks=kv.num_blocks,
             block_size=block_size,
@@ -257,6 +271,9 @@ class TritonWorker:
             vocab_size=d.vocab_size,
             eos_token_ids=eos,
             num_host_blocks=num_host_blocks,
+            num_states=num_states,
+            max_rows=kv.max_rows,
+            state_interval=state_interval(d, block_size, self._cache_dtype),
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
             content=self._content,
@@ -267,13 +284,13 @@ class TritonWorker:
         )
         self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(
-            rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor, MaskTurns(self._ranks)
+            rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars, MaskTurns(self._ranks)
         )
         self._num_known = np.zeros(rows, dtype=np.int64)
 
     def _prepare_empty(self, size: GraphSize) -> DeviceStep:
         self._staging.begin()
-        placed = place(empty_step(), self._tables, self._windows, self._heads, self._staging, size)
+        placed = place(empty_step(bool(self._states)), self._tables, self._windows, self._heads, self._staging, size)
         self._staging.upload()
         return placed
 
@@ -324,7 +341,14 @@ class TritonWorker:
         if self._slots is not None:
             self._slots.step.tiles = step.adapters
         kv = self._blocks.kv
-        return StepInputs(step.slots, step.attention, kv.key_caches, kv.value_caches)
+        return StepInputs(
+            slot_mapping=step.slots,
+            attention=step.attention,
+            key_caches=kv.key_caches,
+            value_caches=kv.value_caches,
+            states=step.states,
+            state_caches=self._states,
+        )
 
     def _reported(self, step: HostStep, placed: DeviceStep, logits: Tensor) -> ReportedLogits | None:
         if step.report is None or placed.reported_ids is None:

@@ -8,7 +8,7 @@ reusing it loses no cached content. Freed blocks with a hash go to the tail, the
 the end of a prefix is evicted before its beginning.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 
 class BlockPool:
@@ -17,6 +17,8 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.on_reuse: Callable[[int], None] | None = None
+        """Called with each block that `allocate` gives other content."""
         self._refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
@@ -34,6 +36,8 @@ class BlockPool:
             block = self._next[self._ring_end]
             self._unlink(block)
             self._evict(block)
+            if self.on_reuse is not None:
+                self.on_reuse(block)
             self._refs[block] = 1
             blocks.append(block)
         return blocks

@@ -18,12 +18,15 @@ sequence has been aborted meanwhile. Called by `core`.
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import msgspec
 
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.kv.state_pieces import StatePieces
+from antiphon.services.engine.core.kv.states import NO_STATE
 from antiphon.services.engine.core.kv.swap import SwapSpace
 from antiphon.services.engine.core.sequence import Sequence
 from antiphon.shared.limits import KV_TRANSFER_TOKENS_MIN
@@ -81,13 +84,17 @@ class KvReleased(msgspec.Struct, frozen=True):
     block_ids: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Load:
     """A load in progress, with the sequences that wait for it in order of arrival."""
 
     order: KvLoad
     num_skipped: int
     """Leading blocks that were in the prefix cache and are not loaded."""
+    host_blocks: list[int]
+    """The blocks among the order's, without the pieces of a state."""
+    state: int = NO_STATE
+    """The slot to which the state is loaded."""
     sequences: list[Sequence] = field(default_factory=list[Sequence])
 
 
@@ -95,11 +102,17 @@ class KvTransfers:
     """The transfers of one engine. Without transfers its methods cost no time."""
 
     def __init__(
-        self, block_size: int, pool: BlockPool, swap: SwapSpace, prefix_cache: PrefixCache, tally: EngineCounters
+        self,
+        block_size: int,
+        pool: BlockPool,
+        swap: SwapSpace,
+        prefix_cache: PrefixCache,
+        pieces: StatePieces,
+        tally: EngineCounters,
     ) -> None:
         self._block_size = block_size
         self._pool, self._swap = pool, swap
-        self._prefix_cache = prefix_cache
+        self._prefix_cache, self.pieces = prefix_cache, pieces
         self._tally = tally
         self._loads: dict[str, _Load] = {}
         self._saved: Counter[int] = Counter()
@@ -123,16 +136,16 @@ class KvTransfers:
 
     def host_blocks(self) -> Iterator[int]:
         """Returns the host blocks that loads in progress write to."""
-        return (block for load in self._loads.values() for block in load.order.host_blocks)
+        return (block for load in self._loads.values() for block in load.host_blocks)
 
     def matched_tokens(self, sequence: Sequence, num_hits: int) -> int:
         """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if a transfer is not worthwhile.
 
         The last token is always computed here, because the next token is sampled after it.
         """
-        if not sequence.reuses_kv:
+        if not sequence.reuses_kv or (self.pieces.states and not self.pieces.count):
             return 0
-        num_tokens = sequence.num_tokens - 1 - num_hits * self._block_size
+        num_tokens = self._num_loadable(sequence) - num_hits * self._block_size
         return num_tokens if num_tokens >= KV_TRANSFER_TOKENS_MIN else 0
 
     def begin(self, sequence: Sequence, source: KvSource) -> bool:
@@ -146,30 +159,49 @@ class KvTransfers:
                 return False
             load.sequences.append(sequence)
             return True
-        num_hits = len(self._prefix_cache.lookup(sequence))
+        num_hits = len(self.pieces.states.usable(self._prefix_cache.lookup(sequence)))
         if not self.matched_tokens(sequence, num_hits):
             return False
-        count = -(-(sequence.num_tokens - 1) // self._block_size) - num_hits
+        count = -(-self._num_loadable(sequence) // self._block_size) - num_hits
         host_blocks = self._swap.allocate(count)
-        if host_blocks is None:
-            self._tally.kv_failed_loads += 1
-            return False
-        self.after_alloc(sequence, source, num_hits, host_blocks)
-        return True
+        if host_blocks is not None and self.after_alloc(sequence, source, num_hits, host_blocks):
+            return True
+        self._tally.kv_failed_loads += 1
+        self._swap.pool.free(host_blocks or ())
+        return False
 
-    def after_alloc(self, sequence: Sequence, source: KvSource, num_skipped: int, host_blocks: list[int]) -> None:
-        """Starts the load of the blocks after the first `num_skipped` into `host_blocks`."""
-        hashes = self._prefix_cache.names(sequence)[num_skipped : num_skipped + len(host_blocks)]
-        num_tokens = sequence.num_tokens - 1 - num_skipped * self._block_size
+    def after_alloc(self, sequence: Sequence, source: KvSource, num_skipped: int, host_blocks: list[int]) -> bool:
+        """Starts the load of the blocks after the first `num_skipped` into `host_blocks`, and of the state after them.
+
+        Returns False, without effect, if there is no slot for the state.
+        """
+        end = num_skipped + len(host_blocks)
+        hashes = self._prefix_cache.names(sequence)[num_skipped:end]
+        slot, numbers = NO_STATE, list[int]()
+        if self.pieces.states:
+            taken = self.pieces.to_load()
+            if taken is None:
+                return False
+            slot, numbers = taken
+            hashes += self.pieces.names(hashes[-1])
         order = KvLoad(
             transfer_id=source.transfer_id,
             address=source.address,
             hashes=tuple(hashes),
-            host_blocks=tuple(host_blocks),
-            num_tokens=num_tokens,
+            host_blocks=(*host_blocks, *numbers),
+            num_tokens=self._num_loadable(sequence) - num_skipped * self._block_size,
         )
-        self._loads[order.transfer_id] = _Load(order, num_skipped, [sequence])
+        self._loads[order.transfer_id] = _Load(
+            order=order, num_skipped=num_skipped, host_blocks=host_blocks, state=slot, sequences=[sequence]
+        )
         self._orders.append(order)
+        return True
+
+    def _num_loadable(self, sequence: Sequence) -> int:
+        """Returns how many tokens a transfer brings: all but the last one, with a recurrent state only full blocks."""
+        if self.pieces.states:
+            return self.pieces.boundary(sequence.num_tokens, self._block_size)
+        return sequence.num_tokens - 1
 
     def abandon(self, sequence: Sequence) -> None:
         """Ends the wait of an aborted sequence. The host blocks stay allocated until the load has `finished`."""
@@ -186,17 +218,23 @@ class KvTransfers:
         The first of them gets the loaded blocks; the others find these in the prefix cache when they join.
         """
         load = self._loads.pop(loaded.transfer_id)
-        blocks, count = list(load.order.host_blocks), loaded.num_blocks
+        blocks, count, complete = load.host_blocks, loaded.num_blocks, loaded.num_blocks == len(load.order.hashes)
+        if self.pieces.states:
+            # The blocks are of use only with the state, which comes last.
+            count = len(blocks) if complete else 0
+            self.pieces.loaded(load.state, wanted=complete and bool(load.sequences))
         if not load.sequences:
             self._swap.pool.free(blocks)
             return []
         self._swap.pool.free(blocks[count:])
         self._tally.kv_loads += 1
-        self._tally.kv_failed_loads += count < len(blocks)
+        self._tally.kv_failed_loads += not complete
         if count:
             first, num_tokens = load.sequences[0], min(count * self._block_size, load.order.num_tokens)
             first.host_blocks, first.num_host_skipped = blocks[:count], load.num_skipped
             first.num_host_tokens = load.num_skipped * self._block_size + num_tokens
+            first.state = load.state
+            self.pieces.states.park(first)
             self._tally.kv_loaded_tokens += num_tokens
         return load.sequences
 
@@ -220,23 +258,43 @@ class KvTransfers:
 
         When the whole prompt is computed, its last block is passed on although it may not be full.
         """
+        if self.pieces.states:
+            return self._save_with_state(sequence)
         num_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         complete = num_tokens == sequence.num_prompt_tokens
-        first, end = sequence.num_saved_blocks, num_tokens // self._block_size
-        if complete:
-            end = -(-num_tokens // self._block_size)
-        if end <= first:
+        end = -(-num_tokens // self._block_size) if complete else num_tokens // self._block_size
+        if end > sequence.num_saved_blocks:
+            self._save(sequence, end, num_tokens, complete=complete)
+
+    def _save_with_state(self, sequence: Sequence) -> None:
+        """Passes on full blocks, and then the pieces of the state after the last one, which complete the transfer."""
+        boundary = self.pieces.boundary(sequence.num_prompt_tokens, self._block_size)
+        num_tokens, last = min(sequence.num_computed_tokens, boundary), boundary // self._block_size
+        end = num_tokens // self._block_size
+        if not self.pieces.count or sequence.num_saved_blocks > last or end <= sequence.num_saved_blocks < last:
             return
+        numbers = self.pieces.to_send(sequence.block_table[last - 1]) if end == last > 0 else None
+        if numbers is not None or end > sequence.num_saved_blocks:
+            self._save(sequence, end, num_tokens, complete=numbers is not None, more=numbers or ())
+        if numbers is not None:
+            sequence.num_saved_blocks = last + 1
+
+    def _save(
+        self, sequence: Sequence, end: int, num_tokens: int, *, complete: bool, more: "SequenceOf[int]" = ()
+    ) -> None:
+        """Passes on the blocks before `end`. `more`: the numbers of the pieces of the state after them."""
+        first = sequence.num_saved_blocks
         blocks = sequence.block_table[first:end]
         self._pool.share(blocks)
         self._saved.update(blocks)
-        names = self._prefix_cache.names(sequence, sequence.num_prompt_tokens)[first:end]
+        every = self._prefix_cache.names(sequence, sequence.num_prompt_tokens)
+        names = every[first:end] + (self.pieces.names(every[end - 1]) if more else [])
         num_in_last = min(num_tokens, end * self._block_size) - (end - 1) * self._block_size
         self._saves.append(
             KvSave(
                 transfer_id=sequence.kv_transfer_id,
                 hashes=tuple(names),
-                block_ids=tuple(blocks),
+                block_ids=(*blocks, *more),
                 num_tokens_in_last=num_in_last,
                 complete=complete,
             )
@@ -246,17 +304,24 @@ class KvTransfers:
 
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
-        if sequence.num_saved_blocks < -(-sequence.num_prompt_tokens // self._block_size):
+        num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
+        if self.pieces.states:
+            num_blocks = self.pieces.boundary(sequence.num_prompt_tokens, self._block_size) // self._block_size + 1
+        if sequence.num_saved_blocks < num_blocks:
             self._dropped.append(sequence.kv_transfer_id)
 
     def released(self, released: KvReleased) -> None:
         """Removes the references to saved blocks."""
-        for block in released.block_ids:
+        blocks = [number for number in released.block_ids if number < self._pool.num_blocks]
+        for piece in released.block_ids:
+            if piece >= self._pool.num_blocks:
+                self.pieces.sent(piece)
+        for block in blocks:
             self._saved[block] -= 1
             assert self._saved[block] >= 0, f"block {block} was released more often than it was saved"
             if not self._saved[block]:
                 del self._saved[block]
-        self._pool.free(released.block_ids)
+        self._pool.free(blocks)
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

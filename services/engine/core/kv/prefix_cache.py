@@ -8,6 +8,7 @@ is published; the other one gets no hash, so that after it is freed it is among 
 """
 
 from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.sequence import Sequence
 from antiphon.shared.blocks import child_hash, images_part, root_hash
 from antiphon.shared.codec import pack_ids
@@ -16,8 +17,8 @@ from antiphon.shared.codec import pack_ids
 class PrefixCache:
     """The prefix cache of one block pool. If disabled, nothing is hashed, found or published."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
-        self._pool = pool
+    def __init__(self, pool: BlockPool, block_size: int, states: StatePool, *, enabled: bool) -> None:
+        self._pool, self._states = pool, states
         self._block_size = block_size
         self._enabled = enabled
 
@@ -65,7 +66,9 @@ class PrefixCache:
         if not self._enabled or sequence.canary or num_full <= sequence.num_published_blocks:
             return
         for index in range(sequence.num_published_blocks, num_full):
-            self._pool.register(sequence.block_table[index], self._hash(sequence, index))
+            block, block_hash = sequence.block_table[index], self._hash(sequence, index)
+            if not self._pool.register(block, block_hash) and (named := self._pool.find(block_hash)) is not None:
+                self._states.snapshots.move(block, named)
         sequence.num_published_blocks = num_full
 
     def _cacheable_blocks(self, sequence: Sequence) -> int:

@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
+from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.sequence import Sequence, Status
 
 WORTH_WAITING_TOKENS = 16
@@ -37,6 +38,8 @@ class Reusable:
     """The sibling's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
     num_soon: int = 0
     """Value that `num_tokens` will have once all steps planned so far have been applied."""
+    num_known: int = 0
+    """Number of tokens whose blocks are cached. Those after `num_tokens` lack a snapshot of the recurrent state."""
     from_host: bool = False
     """Whether the tokens behind the shared blocks are in the sequence's host blocks."""
 
@@ -66,7 +69,7 @@ class Shortage:
         return self.first_miss is None or pool.find(self.first_miss) is None
 
 
-def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
+def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, states: StatePool, block_size: int) -> Reusable:
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first sibling with a row.
 
     Siblings are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
@@ -75,20 +78,37 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
     """
     if not sequence.reuses_kv:
         return Reusable(shared=[], num_tokens=0)
-    hits = prefix_cache.lookup(sequence)
-    found = Reusable(shared=hits, num_tokens=len(hits) * block_size)
-    if sequence.num_host_tokens > found.num_tokens and len(hits) >= sequence.num_host_skipped:
-        return Reusable(shared=hits, num_tokens=sequence.num_host_tokens, from_host=True)
+    cached = prefix_cache.lookup(sequence)
+    hits = states.usable(cached)
+    found = Reusable(shared=hits, num_tokens=len(hits) * block_size, num_known=len(cached) * block_size)
+    if sequence.num_host_tokens > found.num_tokens and len(cached) >= sequence.num_host_skipped:
+        if not states:
+            return Reusable(shared=hits, num_tokens=sequence.num_host_tokens, from_host=True)
+        if sequence.state >= 0:
+            # The state on which it goes on is after exactly these tokens.
+            shared = cached[: sequence.num_host_tokens // block_size]
+            return Reusable(shared=shared, num_tokens=sequence.num_host_tokens, from_host=True)
     for sibling in sequence.siblings:
         if sibling.row >= 0 and sibling.status is not Status.FINISHED:
-            of_sibling = _of_sibling(sequence, sibling, prefix_cache, block_size)
-            return replace(max(found, of_sibling, key=_NUM_TOKENS), num_soon=of_sibling.num_soon)
+            of_sibling = _of_sibling(sequence, sibling, prefix_cache, states, block_size)
+            most = max(found, of_sibling, key=_NUM_TOKENS)
+            return replace(most, num_soon=of_sibling.num_soon, num_known=found.num_known)
     return found
 
 
-def _of_sibling(sequence: Sequence, sibling: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
+def _of_sibling(
+    sequence: Sequence, sibling: Sequence, prefix_cache: PrefixCache, states: StatePool, block_size: int
+) -> Reusable:
     # The last token must be computed for sampling.
     most = min(_common_length(sequence.tokens, sibling.tokens), sequence.num_tokens - 1)
+    if states:
+        # Only a snapshot that an earlier step has written: in a step, sequences do not wait for each other's states.
+        now, soon = (
+            states.usable(sibling.block_table[: min(count, most) // block_size])
+            for count in (sibling.num_computed_tokens, sibling.num_scheduled_tokens)
+        )
+        prefix_cache.know(sequence, len(now))
+        return Reusable(shared=now, num_tokens=len(now) * block_size, num_soon=len(soon) * block_size)
     joined_before = sibling.status is Status.RUNNING
     num_copied = min(sibling.num_computed_tokens, most) if joined_before else 0
     num_planned = min(sibling.num_scheduled_tokens, most) // block_size * block_size

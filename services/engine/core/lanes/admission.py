@@ -107,7 +107,7 @@ class Admission:
         if known is not None and known.sequence is sequence and known.goes_on(num_free, budget, pool):
             return None
         found = self._residency.find_reusable(sequence)
-        if found.worth_waiting:
+        if found.worth_waiting or not self._residency.states.has_room():
             return None
         # Shared blocks on the free list will no longer be free, although they are not new.
         num_free_hits = sum(map(pool.is_free, found.shared))

@@ -56,7 +56,8 @@ class CanaryLane(Lane):
         residency = self._residency
         # All blocks at once: it must never have to preempt a sequence for its output.
         num_all = sequence.num_prompt_tokens + sequence.rules.max_tokens
-        blocks = residency.pool.allocate(residency.blocks_for(num_all)) if builder.budget > 0 else None
+        has_room = builder.budget > 0 and residency.states.has_room()
+        blocks = residency.pool.allocate(residency.blocks_for(num_all)) if has_room else None
         if blocks is None:
             return
         self._sequence, self.sleeps = None, True
@@ -64,4 +65,6 @@ class CanaryLane(Lane):
         sequence.block_table = blocks
         sequence.first_scheduled_step = builder.step
         builder.canary = sequence
-        builder.add(sequence, min(sequence.num_tokens, builder.budget))
+        num_tokens = min(sequence.num_tokens, builder.budget)
+        residency.states.plan(sequence, num_tokens)
+        builder.add(sequence, num_tokens)

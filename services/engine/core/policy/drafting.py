@@ -15,12 +15,12 @@ def propose(
 
     Draft tokens use only `budget`, which the other running sequences do not need, and only free blocks.
     """
-    if sequence.prompt_lookup is None or sequence.num_in_flight or sequence.num_unscheduled_tokens != 1:
+    if sequence.drafter is None or sequence.num_in_flight or sequence.num_unscheduled_tokens != 1:
         return ()
     # The step samples one token in any case, and the sequence must not get more than `max_tokens`.
     most = min(budget, sequence.rules.max_tokens - sequence.num_output_tokens - 1)
     room = (len(sequence.block_table) + pool.num_free) * block_size - sequence.num_tokens
-    draft_tokens = sequence.prompt_lookup.draft(sequence.tokens, min(most, room))
+    draft_tokens = sequence.drafter.draft(sequence.tokens, min(most, room))
     tally.drafted_tokens += len(draft_tokens)
     tally.drafts += bool(draft_tokens)
     return draft_tokens
@@ -30,8 +30,8 @@ def judge(sequence: Sequence, num_draft_tokens: int, num_accepted: int, tally: E
     """Records how many draft tokens were accepted. Returns how many were rejected."""
     name = sequence.sequence_id
     assert 0 <= num_accepted <= num_draft_tokens, f"{name}: {num_accepted} of {num_draft_tokens} draft tokens accepted"
-    assert sequence.prompt_lookup is not None, f"{name} has no draft tokens"
-    sequence.prompt_lookup.judge(num_draft_tokens, num_accepted)
+    assert sequence.drafter is not None, f"{name} has no draft tokens"
+    sequence.drafter.judge(num_draft_tokens, num_accepted)
     sequence.num_drafted_tokens = 0
     tally.accepted_tokens += num_accepted
     before = tally.accepted_by_position

@@ -1,7 +1,7 @@
 """Times of recent steps in which every sequence decodes one token, and how they grow with the number of sequences.
 
-Such steps are told when they are planned and when they end; other steps are not. A time of 0 means that there is no
-clock, and then nothing is known. Used by `speculation` and `decode_turns`.
+Steps are told when they are planned and when they end. A time of 0 means that there is no clock, and then nothing is
+known. Used by `speculation` and `decode_turns`.
 """
 
 import math
@@ -23,6 +23,8 @@ class TimedStep:
     spent_s: float
     num_sequences: int
     num_draft_tokens: int
+    decodes: bool = True
+    """Whether every sequence decoded one token."""
 
 
 class StepTimes:
@@ -30,29 +32,33 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._ended_s = 0.0
-        self._started: dict[int, tuple[float, int, int]] = {}
-        """Steps in flight: when they were planned, their sequences, their draft tokens."""
+        self._started: dict[int, tuple[float, int, int, bool]] = {}
+        """Steps in flight: when they were planned, their sequences, their draft tokens, `TimedStep.decodes`."""
         self._plain: dict[int, deque[tuple[float, int]]] = {}
         """Times of recent steps without drafts, in seconds, with the number of sequences."""
         self._usual: dict[int, tuple[float, float]] = {}
         """The mean number of sequences and the usual time of the classes with enough steps."""
 
-    def planned(self, step: int, now_s: float, num_sequences: int, num_draft_tokens: int) -> None:
-        """Records a planned step in which every sequence decodes one token; the step has `num_draft_tokens` in all."""
-        self._started[step] = now_s, num_sequences, num_draft_tokens
+    def planned(
+        self, step: int, now_s: float, num_sequences: int, num_draft_tokens: int, *, decodes: bool = True
+    ) -> None:
+        """Records a planned step, which has `num_draft_tokens` in all. `decodes`: see `TimedStep`."""
+        self._started[step] = now_s, num_sequences, num_draft_tokens, decodes
 
-    def ended(self, step: int, now_s: float) -> TimedStep | None:
+    def ended(self, step: int, now_s: float, draft_s: float = 0.0) -> TimedStep | None:
         """Records the end of a step. Returns its time if it was `planned`, and there is a clock.
 
-        The time of a step that was planned ahead counts from the end of the step before it.
+        The time of a step that was planned ahead counts from the end of the step before it. `draft_s`: seconds in which
+        it predicted draft tokens, which do not count.
         """
         started, before_s = self._started.pop(step, None), self._ended_s
         self._ended_s = now_s
         if started is None or not started[0]:
             return None
-        planned_s, num_sequences, num_draft_tokens = started
-        ended = TimedStep(now_s - max(planned_s, before_s), num_sequences, num_draft_tokens)
-        if not num_draft_tokens:
+        planned_s, num_sequences, num_draft_tokens, decodes = started
+        spent_s = max(0.0, now_s - max(planned_s, before_s) - draft_s)
+        ended = TimedStep(spent_s, num_sequences, num_draft_tokens, decodes)
+        if decodes and not num_draft_tokens:
             self._note(ended)
         return ended
 

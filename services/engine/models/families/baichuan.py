@@ -3,11 +3,16 @@
 The second version normalises the rows of its output projection to length one.
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, integer, llama_like
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
+ABOUT = About(
+    limits="13B is recognised by a config without `max_position_embeddings`, "
+    "version 2 by its vocabulary or `z_loss_weight`"
+)
 layout = named_layout(Names(qkv=("self_attn.W_pack",)))
 
 _SECOND_VOCAB_SIZE = 125_696

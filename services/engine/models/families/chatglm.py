@@ -3,11 +3,13 @@
 `glm.py` handles the later GLM checkpoints.
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like, number, refuse_unless
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("ChatGLMModel", "ChatGLMForConditionalGeneration")
+ABOUT = About(limits="RMS norm and `multi_query_attention` only")
 layout = named_layout(
     Names(
         embedding="transformer.embedding.word_embeddings",

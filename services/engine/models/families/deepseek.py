@@ -1,19 +1,21 @@
-"""Decoders with latent attention: DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash, Youtu.
+"""DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash, Mistral 4, Youtu: decoders with latent attention.
 
 All except Youtu have experts after the first layers, and shared experts without a gate. V2 weights experts by a softmax
-and may choose groups by their best expert. The others weight experts by sigmoids, correct the scores for the selection,
-and choose groups by their two best experts. The factor for scaled positions (`mscale_all_dim`) is applied to queries
-and to keys.
+and may choose groups by their best expert. The others choose groups by their two best experts. Mistral 4 weights
+experts by a softmax, and its queries grow with the position; the rest weight experts by sigmoids and correct the scores
+for the selection. The factor for scaled positions (`mscale_all_dim`) is applied to queries and to keys.
 """
 
 import dataclasses
 import math
 from typing import Any
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
     config_error,
+    expert_layers,
     integer,
     llama_like,
     number,
@@ -22,15 +24,30 @@ from antiphon.services.engine.models.config_fields import (
 )
 from antiphon.services.engine.models.description import DecoderDescription, Experts, LatentAttention
 from antiphon.services.engine.models.families.glm4_moe import expert_groups
+from antiphon.services.engine.models.families.mistral import query_growth
 from antiphon.services.engine.models.layout import Names, named_layout
 
-_V2, _V3, _GLM, _YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
-ARCHITECTURES = (_V2, _V3, _GLM, _YOUTU)
+_V2, V3, _GLM, _YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
+_MISTRAL = "Mistral4ForCausalLM"
+"""Known as a part of checkpoints with a vision encoder (`text_parts`)."""
+ARCHITECTURES = (_V2, V3, _GLM, _YOUTU)
+_MTP = "`--use-mtp`: C++ and PyTorch"
+ABOUT = {
+    _V2: About(models="DeepSeek V2, V2-Lite"),
+    V3: About(
+        models="DeepSeek V3, V3.1 and R1, Kimi K2", tools=("deepseek_v3", "kimi_k2"), reasoning=("qwen3",),
+        limits=_MTP,
+    ),
+    _GLM: About(models="GLM 4.7 Flash", tools=("glm45",), reasoning=("qwen3",), limits=_MTP),
+    _YOUTU: About(models="Youtu"),
+}  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _V2: {"q_lora_rank": 1536, "first_k_dense_replace": 0, "routed_scaling_factor": 1.0},
-    _V3: {"q_lora_rank": 1536, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
+    V3: {"q_lora_rank": 1536, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
     _GLM: {"q_lora_rank": 768, "first_k_dense_replace": 1, "routed_scaling_factor": 1.8, "v_head_dim": 256,
            "qk_nope_head_dim": 192, "rms_norm_eps": 1e-5},
+    _MISTRAL: {"q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "first_k_dense_replace": 0,
+               "max_position_embeddings": 1_048_576},
     _YOUTU: {"q_lora_rank": 1536, "tie_word_embeddings": True},
 }  # fmt: skip
 """Fields that a config may leave out."""
@@ -43,10 +60,14 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Returns the description. Layers after the model's last one, which predict further tokens, are not loaded."""
+    """Returns the description. A layer after the model's last one may predict further tokens (`with_draft_layer`)."""
     architecture = next(name for name in config["architectures"] if name.replace("Model", "ForCausalLM") in _DEFAULTS)
     architecture = architecture.replace("Model", "ForCausalLM")
-    fields: dict[str, Any] = {**_DEFAULTS[architecture], **config}
+    return with_latents({**_DEFAULTS[architecture], **config}, "deepseek", architecture)
+
+
+def with_latents(fields: dict[str, Any], family: str, architecture: str, **details: Any) -> DecoderDescription:
+    """Returns the description of a decoder with all fields that the `architecture` has; `details` replace its own."""
     refuse_unless(fields, "mlp_bias", False)
     num_heads, num_layers = integer(fields, "num_attention_heads"), integer(fields, "num_hidden_layers")
     if integer(fields, "num_key_value_heads", num_heads) != num_heads:
@@ -55,19 +76,25 @@ def describe(config: Config) -> DecoderDescription:
     bias = boolean(fields, "attention_bias", False)
     if bias and not latent.query_rank:
         raise config_error("'attention_bias': true is not supported without 'q_lora_rank'.")
+    if architecture == _MISTRAL:
+        # The part of a head that is rotated is `qk_rope_head_dim`.
+        fields["rope_parameters"] = {**(fields.get("rope_parameters") or {}), "partial_rotary_factor": 1.0}
     rope, max_positions = rope_parameters(fields, latent.rope_dim)
     adjacent = architecture == _V2 or boolean(fields, "rope_interleave", True)
+    common: dict[str, Any] = {
+        "rope": dataclasses.replace(rope, interleaved=adjacent),
+        "max_positions": max_positions,
+        "latent": latent,
+        "query_scale": latent.query_dim**-0.5 * _score_factor(fields) ** 2,
+        "query_growth": query_growth(fields) if architecture == _MISTRAL else None,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "experts": None if architecture == _YOUTU else _experts(fields, architecture),
+        "offers_draft_layer": True,
+        "other_parts": (f"model.layers.{num_layers}.",),
+    }
     return llama_like(
-        {**fields, "num_key_value_heads": 1, "head_dim": latent.row_size},
-        "deepseek",
-        rope=dataclasses.replace(rope, interleaved=adjacent),
-        max_positions=max_positions,
-        latent=latent,
-        query_scale=latent.query_dim**-0.5 * _score_factor(fields) ** 2,
-        qkv_bias=bias,
-        o_bias=bias,
-        experts=None if architecture == _YOUTU else _experts(fields, architecture, num_layers),
-        other_parts=(f"model.layers.{num_layers}.",),
+        {**fields, "num_key_value_heads": 1, "head_dim": latent.row_size}, family, **{**common, **details}
     )
 
 
@@ -89,7 +116,7 @@ def _score_factor(fields: Config) -> float:
     return 1.0 if kind == "default" or factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _experts(fields: Config, architecture: str, num_layers: int) -> Experts | None:
+def _experts(fields: Config, architecture: str) -> Experts | None:
     if fields.get("n_routed_experts") is None:
         return None
     inner = integer(fields, "moe_intermediate_size")
@@ -97,12 +124,18 @@ def _experts(fields: Config, architecture: str, num_layers: int) -> Experts | No
         num_experts=integer(fields, "n_routed_experts"),
         num_per_token=integer(fields, "num_experts_per_tok"),
         intermediate_size=inner,
-        layers=_expert_layers(fields, num_layers),
+        layers=_expert_layers(fields),
         shared_intermediate_size=inner * _count(fields, "n_shared_experts", 2 if architecture == _V2 else 1),
         shared_gate=False,
         scale=number(fields, "routed_scaling_factor", 1.0),
-        **(_softmax_router(fields) if architecture == _V2 else _sigmoid_router(fields)),
+        **_router(fields, architecture),
     )
+
+
+def _router(fields: Config, architecture: str) -> dict[str, Any]:
+    if architecture == _MISTRAL:
+        return {"normalise": boolean(fields, "norm_topk_prob", True), **_groups(fields)}
+    return _softmax_router(fields) if architecture == _V2 else _sigmoid_router(fields)
 
 
 def _softmax_router(fields: Config) -> dict[str, Any]:
@@ -127,15 +160,10 @@ def _groups(fields: Config) -> dict[str, int]:
     return {"num_groups": groups, "num_chosen_groups": chosen}
 
 
-def _expert_layers(fields: Config, num_layers: int) -> frozenset[int]:
-    kinds = fields.get("mlp_layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
-            raise config_error(f"'mlp_layer_types' must list {num_layers} layers, each 'dense' or 'sparse'.")
-        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-    if integer(fields, "moe_layer_freq", 1) != 1:
+def _expert_layers(fields: Config) -> frozenset[int]:
+    if fields.get("mlp_layer_types") is None and integer(fields, "moe_layer_freq", 1) != 1:
         raise config_error("'moe_layer_freq' other than 1 is not supported.")
-    return frozenset(range(_count(fields, "first_k_dense_replace", 0), num_layers))
+    return expert_layers(fields, _count(fields, "first_k_dense_replace", 0))
 
 
 def _count(fields: Config, name: str, default: int) -> int:

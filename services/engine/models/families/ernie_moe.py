@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, config_error, integer, number
 from antiphon.services.engine.models.description import DecoderDescription, Experts
 from antiphon.services.engine.models.families import ernie
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Ernie4_5_MoeForCausalLM",)
+ABOUT = About(limits="no biases")
 layout = named_layout(
     Names(
         correction="mlp.moe_statics.e_score_correction_bias",

@@ -3,11 +3,13 @@
 The larger model has sliding windows in three of four layers, and no rotary embedding in the others.
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, integer, layer_windows, llama_like
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Exaone4ForCausalLM",)
+ABOUT = About(tools=("hermes",), reasoning=("qwen3",))
 layout = named_layout(
     Names(after_attention_norm="post_attention_layernorm", after_mlp_norm="post_feedforward_layernorm")
 )

@@ -6,11 +6,13 @@ The new decoder architecture has grouped key heads and two norms. Positions are 
 (`alibi`).
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, activation, boolean, integer, llama_like, number
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, Parameter, named_layout
 
 ARCHITECTURES = ("FalconForCausalLM",)
+ABOUT = About(limits="position biases are exact, while the original rounds them to bfloat16")
 
 
 def layout(description: DecoderDescription) -> tuple[Parameter, ...]:

@@ -7,6 +7,7 @@ another rotary base in those layers.
 
 from typing import Any
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     activation,
@@ -22,6 +23,12 @@ from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, Parameter, llama_layout, named_layout
 
 ARCHITECTURES = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+_LIMITS = "causal only"
+ABOUT = {
+    "GemmaForCausalLM": About(models="Gemma 1", limits=_LIMITS),
+    "Gemma2ForCausalLM": About(models="Gemma 2", limits=_LIMITS),
+    "Gemma3ForCausalLM": About(models="Gemma 3 (text)", limits=_LIMITS),
+}
 
 _HEAD_DIM, _QUERY_SCALAR, _WINDOW = 256, 256, 4096
 _LOCAL_THETA, _GLOBAL_THETA = 10_000.0, 1_000_000.0

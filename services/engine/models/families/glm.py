@@ -1,4 +1,4 @@
-"""GLM: Llama that rotates the first half of each head in interleaved pairs, with a fused gate-up projection.
+"""GLM 4 (2024 and 2025): Llama that rotates the first half of each head in pairs of neighbours; fused gate and up.
 
 GLM 4 of 2025 (`Glm4ForCausalLM`) also normalises the outputs of attention and MLP.
 """

@@ -6,6 +6,7 @@ embedding on half of each head, and optional norms per head.
 
 from typing import Any
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
@@ -19,6 +20,15 @@ from antiphon.services.engine.models.description import DecoderDescription, Expe
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Glm4MoeForCausalLM", "Dots1ForCausalLM")
+ABOUT = {
+    "Glm4MoeForCausalLM": About(
+        models="GLM 4.5 to 4.7",
+        tools=("glm45",),
+        reasoning=("qwen3",),
+        limits="`--use-mtp`: C++ and PyTorch",
+    ),
+    "Dots1ForCausalLM": About(models="dots.llm1"),
+}
 layout = named_layout(
     Names(
         shared_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
@@ -42,6 +52,7 @@ def describe(config: Config) -> DecoderDescription:
         "glm4_moe",
         qkv_bias=bias,
         experts=sigmoid_experts(config, normalise=glm),
+        offers_draft_layer=bool(drafting_layers(config)),
         other_parts=drafting_layers(config),
         **details,
     )

@@ -1,10 +1,12 @@
 """GPT-2: learned positions, layer norms, an MLP without gate, matrices stored as [in, out], tied embeddings."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, activation, integer, llama_like, number, refuse_unless
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("GPT2LMHeadModel",)
+ABOUT = About(limits="only the usual scaling of scores")
 layout = named_layout(
     Names(
         embedding="transformer.wte",

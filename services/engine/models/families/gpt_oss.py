@@ -6,6 +6,7 @@ over the chosen experts.
 """
 
 from antiphon.services.engine.kernels.swigluoai import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
@@ -19,6 +20,7 @@ from antiphon.services.engine.models.description import DecoderDescription, Expe
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("GptOssForCausalLM",)
+ABOUT = About(tools=("gpt_oss",), reasoning=("gpt_oss",))
 layout = named_layout(
     Names(router="mlp.router", stacked_up="mlp.experts.gate_up_proj", stacked_down="mlp.experts.down_proj")
 )

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with factors on embeddings, scores, the outputs of each layer's parts, and logits.
+"""Granite 3 (dense): Llama with factors on embeddings, scores, the outputs of each layer's parts, and logits.
 
 With a factor r on these outputs, h + r f(norm(h)), the residual stream divided by r is that of a decoder without the
 factor. So the embeddings are divided by r, and the eps of the norms by r²; norms are otherwise independent of the
@@ -7,11 +7,13 @@ scale.
 
 from dataclasses import replace
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, config_error, llama_like, number
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("GraniteForCausalLM",)
+ABOUT = About(reasoning=("granite",))
 layout = llama_layout
 
 

@@ -5,6 +5,7 @@ With experts, every layer has them and a shared one without gate, all of the sam
 
 from typing import Any
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
@@ -18,6 +19,15 @@ from antiphon.services.engine.models.description import DecoderDescription, Expe
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM")
+ABOUT = {
+    "HunYuanDenseV1ForCausalLM": About(models="Hunyuan 1 (dense)"),
+    "HunYuanMoEV1ForCausalLM": About(
+        models="Hunyuan 1 with experts",
+        tools=("hunyuan",),
+        reasoning=("hunyuan",),
+        limits="every layer must have the same number of experts",
+    ),
+}
 layout = named_layout(
     Names(
         qk_norm=("self_attn.query_layernorm", "self_attn.key_layernorm"),

@@ -1,10 +1,12 @@
 """InternLM2 and 2.5: Llama with a fused query-key-value projection grouped by key head, and other tensor names."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, llama_like
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("InternLM2ForCausalLM",)
+ABOUT = About(limits="dynamic scaling: contexts up to `max_position_embeddings`")
 layout = named_layout(
     Names(
         embedding="model.tok_embeddings",

@@ -3,11 +3,13 @@
 Rotary embedding is on the first part of each head.
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, integer, llama_like, optional_number
 from antiphon.services.engine.models.description import DecoderDescription, Experts
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("MiniMaxM2ForCausalLM",)
+ABOUT = About(tools=("minimax_m2",), reasoning=("qwen3",))
 layout = named_layout(
     Names(
         router="block_sparse_moe.gate",

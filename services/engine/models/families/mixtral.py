@@ -1,10 +1,12 @@
 """Mixtral: Mistral with a mixture of experts in every layer; the weights of the chosen experts sum to one."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, integer, llama_like, sliding_window
 from antiphon.services.engine.models.description import DecoderDescription, Experts
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("MixtralForCausalLM",)
+ABOUT = About(tools=("mistral",))
 layout = named_layout(
     Names(
         router="block_sparse_moe.gate",

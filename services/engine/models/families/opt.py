@@ -3,6 +3,7 @@
 The 350m checkpoint has another architecture (norms after each part, narrower embeddings) and is rejected.
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     activation,
@@ -16,6 +17,7 @@ from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("OPTForCausalLM",)
+ABOUT = About(limits="not 350m (norms after each part, narrow embeddings)")
 layout = named_layout(
     Names(
         embedding="model.decoder.embed_tokens",

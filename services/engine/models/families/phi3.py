@@ -1,14 +1,12 @@
-"""Phi-3 and Phi-4: Llama with fused query-key-value and gate-up projections.
+"""Phi-3 and Phi-4: Llama with fused query-key-value and gate-up projections; long contexts by longrope."""
 
-Longrope is supported up to the original context. Beyond it all frequencies change at once, which would invalidate every
-cached key.
-"""
-
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, integer, llama_like, sliding_window
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
+ABOUT = About(reasoning=("qwen3",), limits="[long contexts](#long-contexts) only with `--max-model-len`")
 layout = named_layout(Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)))
 
 

@@ -4,11 +4,13 @@ Scaling of attention and frequencies applies only beyond `seq_length`. If the co
 to `seq_length`, so it has no effect here.
 """
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like, number
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("QWenLMHeadModel",)
+ABOUT = About(limits="with `use_dynamic_ntk` or `use_logn_attn`: contexts up to `seq_length`")
 layout = named_layout(
     Names(
         embedding="transformer.wte",

@@ -1,10 +1,12 @@
 """Qwen2 and Qwen2.5: Llama with biases on query, key and value, and a sliding window only if the config enables it."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, integer, layer_windows, llama_like
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
+ABOUT = About(tools=("hermes",), reasoning=("qwen3",))
 layout = llama_layout
 
 

@@ -1,11 +1,13 @@
 """Qwen3 (dense): queries and keys normalised per head, its own head size, biases only if the config enables them."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.families.qwen2 import qwen_windows
 from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
+ABOUT = About(tools=("hermes",), reasoning=("qwen3",))
 layout = llama_layout
 
 _HEAD_DIM = 128

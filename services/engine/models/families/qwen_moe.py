@@ -1,11 +1,16 @@
 """Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 with experts in some layers; Qwen2-MoE has a gated shared expert too."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, config_error, integer, llama_like
 from antiphon.services.engine.models.description import DecoderDescription, Experts
 from antiphon.services.engine.models.families.qwen2 import qwen_windows
 from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+ABOUT = {
+    "Qwen2MoeForCausalLM": About(models="Qwen2-MoE"),
+    "Qwen3MoeForCausalLM": About(models="Qwen3-MoE", tools=("hermes", "qwen3_coder"), reasoning=("qwen3",)),
+}
 layout = llama_layout
 
 

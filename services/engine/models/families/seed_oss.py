@@ -1,10 +1,12 @@
 """Seed-OSS: Llama with its own head size, and biases on query, key and value."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import Config, boolean, integer, llama_like
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("SeedOssForCausalLM",)
+ABOUT = About(tools=("seed_oss",), reasoning=("seed_oss",))
 layout = llama_layout
 
 _HEAD_DIM = 128

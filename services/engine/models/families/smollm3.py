@@ -1,17 +1,19 @@
 """SmolLM 3: Llama whose every fourth layer has no rotary embedding; sliding windows in those layers if enabled."""
 
+from antiphon.services.engine.models.about import About
 from antiphon.services.engine.models.config_fields import (
     Config,
     boolean,
-    config_error,
     integer,
     layer_windows,
     llama_like,
+    unrotated_layers,
 )
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import llama_layout
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
+ABOUT = About(tools=("hermes",), reasoning=("qwen3",))
 layout = llama_layout
 
 _DEFAULTS = {"rope_theta": 2_000_000.0, "tie_word_embeddings": True}
@@ -19,7 +21,7 @@ _DEFAULTS = {"rope_theta": 2_000_000.0, "tie_word_embeddings": True}
 
 def describe(config: Config) -> DecoderDescription:
     """Returns the description. `attention_bias` applies to all four projections of the attention."""
-    bias, unrotated = boolean(config, "attention_bias", False), _unrotated_layers(config)
+    bias, unrotated = boolean(config, "attention_bias", False), unrotated_layers(config)
     return llama_like(
         {**_DEFAULTS, **config},
         "smollm3",
@@ -29,20 +31,6 @@ def describe(config: Config) -> DecoderDescription:
         unrotated_layers=unrotated,
         sliding_windows=_windows(config, unrotated),
     )
-
-
-def _unrotated_layers(config: Config) -> frozenset[int]:
-    """Returns the layers with a 0 in `no_rope_layers`; without that list, every n-th layer.
-
-    n is `no_rope_layer_interval`, or 4.
-    """
-    num_layers, interval = integer(config, "num_hidden_layers"), integer(config, "no_rope_layer_interval", 4)
-    rotated = config.get("no_rope_layers")
-    if rotated is None:
-        return frozenset(layer for layer in range(num_layers) if (layer + 1) % interval == 0)
-    if not isinstance(rotated, list) or len(rotated) < num_layers:
-        raise config_error(f"'no_rope_layers' must list {num_layers} layers.")
-    return frozenset(layer for layer in range(num_layers) if not rotated[layer])
 
 
 def _windows(config: Config, unrotated: frozenset[int]) -> tuple[int | None, ...]:

@@ -7,7 +7,6 @@
 In plain torch operations on any device. Created by a model's operations (`operations`), called by the decoder.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from antiphon.services.engine.kernels.latent_attention import latent_attention
 from antiphon.services.engine.kernels.rms_norm import rms_norm
-from antiphon.services.engine.kernels.rotary import Rotation, rotate
+from antiphon.services.engine.kernels.rotary import rotate
 from antiphon.services.engine.kernels.storage import as_moved, as_stored
-from antiphon.services.engine.models.description import DecoderDescription, LatentAttention, RopeParameters
-from antiphon.services.engine.models.layers.attention import Rotations, StepInputs
+from antiphon.services.engine.models.description import DecoderDescription, LatentAttention
+from antiphon.services.engine.models.layers.attention import Prepared, Rotations, StepInputs, growth_of, places_of
 from antiphon.services.engine.models.layers.linear import Linear
 
 
@@ -39,32 +38,39 @@ class LatentWeights:
 
 
 class ReferenceLatentAttention:
-    """An `Attention` over latents in plain torch operations. `weights`: one entry per layer."""
+    """An `Attention` over latents in plain torch operations. `weights`: one entry per layer that attends."""
 
     def __init__(
         self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
     ) -> None:
         self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
-        self._windows = description.sliding_windows
+        self._places = places_of(description.attention_layers)
+        self._windows, self._growth = description.sliding_windows, description.query_growth
         self._rotations = Rotations(description, like)
         self._scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
 
-    def prepare(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
+    def prepare(self, positions: Tensor) -> Prepared:
         """See `Attention`."""
-        return self._rotations.of(positions)
+        return Prepared(self._rotations.of(positions), growth_of(positions, self._growth))
 
-    def attend(self, layer: int, qkv: Tensor, prepared: Mapping[RopeParameters, Rotation], step: StepInputs) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, prepared: Prepared, step: StepInputs) -> Tensor:
         """See `Attention`; `qkv` as in the module's docstring."""
-        shape, weights, rope = self._shape, self._weights[layer], self._rotations.ropes[layer]
-        assert rope is not None
+        place = self._places[layer]
+        shape, weights, rope = self._shape, self._weights[place], self._rotations.ropes[layer]
         first, latents, keys = qkv.split((qkv.shape[1] - shape.row_size, shape.rank, shape.rope_dim), dim=1)
         if weights.query_up is not None:
             first = weights.query_up(rms_norm(first, weights.query_norm, shape.norm_eps))
-        plain, turning = first.view(-1, self._num_heads, shape.query_dim).split((shape.nope_dim, shape.rope_dim), dim=2)
-        queries = torch.cat((plain, rotate(turning, prepared[rope])), dim=2)
+        queries = first.view(-1, self._num_heads, shape.query_dim)
+        if rope is not None:
+            rotation = prepared.rotations[rope]
+            plain, turning = queries.split((shape.nope_dim, shape.rope_dim), dim=2)
+            queries = torch.cat((plain, rotate(turning, rotation)), dim=2)
+            keys = rotate(keys.unsqueeze(1), rotation).squeeze(1)
+        if prepared.growth is not None:
+            queries = queries * prepared.growth.to(queries.dtype)
         normed = rms_norm(latents, weights.norm, shape.norm_eps)
-        rows = torch.cat((normed, rotate(keys.unsqueeze(1), prepared[rope]).squeeze(1)), dim=1)
-        cache = step.key_caches[layer]
+        rows = torch.cat((normed, keys), dim=1)
+        cache = step.key_caches[place]
         as_moved(cache).flatten(0, 2).index_copy_(0, step.slot_mapping, as_moved(as_stored(rows, cache.dtype)))
         batch = step.attention[self._windows[layer]]
         return latent_attention(queries, rows, cache, weights.up, batch, self._scale).flatten(1)

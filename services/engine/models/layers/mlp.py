@@ -3,22 +3,24 @@
 GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
 PlainMlp   down(act(up(x)))
 ExpertMlp  the weighted sum of the selected experts, plus the shared expert's output (times its gate, if it has one)
+NoMlp      nothing: the layer has no MLP
 
 Called by the decoder.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by, xielu
 from antiphon.services.engine.kernels.experts import mixed_experts, route
 from antiphon.services.engine.kernels.silu_mul import silu_mul
-from antiphon.services.engine.models.description import ActivationKind, Experts
+from antiphon.services.engine.models.description import UNSCALED, ActivationKind, Experts
 from antiphon.services.engine.models.layers.linear import DenseLinear, Linear, QuantizedLinear
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 
@@ -38,8 +40,11 @@ class Mlp(Protocol):
 class GatedMlp(Mlp):
     """A gated MLP. Gate and up projection are one matrix."""
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: ActivationKind) -> None:
-        self.gate_up, self.down = gate_up, down
+    def __init__(
+        self, gate_up: Linear, down: Linear, activation: ActivationKind, scales: tuple[float, float] = UNSCALED
+    ) -> None:
+        """`scales`: see `DecoderDescription.mlp_scales`."""
+        self.gate_up, self.down, self._scales = gate_up, down, scales
         self._activation: Activation = silu_mul if activation == "silu" else gated_by(activation)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -51,15 +56,24 @@ class GatedMlp(Mlp):
         return self.down.add_to(residual, self._inner(x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        return self._activation(self.gate_up(x))
+        if self._scales == UNSCALED:
+            return self._activation(self.gate_up(x))
+        return self._activation(with_scaled_gates(self.gate_up(x), self._scales)) * self._scales[1]
+
+
+def with_scaled_gates(gate_up: Tensor, scales: tuple[float, float]) -> Tensor:
+    """Returns gate_up [n, 2m], whose gates were multiplied in place by the first of `DecoderDescription.mlp_scales`."""
+    gate_up[:, : gate_up.shape[1] // 2] *= scales[0]
+    return gate_up
 
 
 class PlainMlp(Mlp):
     """An MLP without gate."""
 
-    def __init__(self, up: Linear, down: Linear, activation: ActivationKind) -> None:
+    def __init__(self, up: Linear, down: Linear, activation: ActivationKind, numbers: Tensor | None = None) -> None:
+        """`numbers` [4]: those of `xielu`."""
         self.up, self.down = up, down
-        self._activation: Activation = ACTIVATIONS[activation]
+        self._activation: Activation = ACTIVATIONS[activation] if numbers is None else partial(xielu, numbers)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
@@ -68,6 +82,18 @@ class PlainMlp(Mlp):
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Mlp`."""
         return self.down.add_to(residual, self._activation(self.up(x)))
+
+
+class NoMlp(Mlp):
+    """What a layer without an MLP has in its place."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return torch.zeros_like(x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +131,11 @@ ExpertMatrices = Tensor | tuple[QuantizedWeight, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertParts:
-    """The parts of a mixture of experts. An expert's matrices: `gate_up` [2m, hidden], `down` [hidden, m]."""
+    """The parts of a mixture of experts. An expert's matrices: `gate_up` [2m, hidden], `down` [hidden, m].
+
+    Without gates an expert has an up [m, hidden] in place of `gate_up`. With `latent`, the matrices that convert from
+    hidden states and back, an expert has the latents' width in place of hidden.
+    """
 
     experts: Experts
     router: Linear | ExactRouter
@@ -119,11 +149,15 @@ class ExpertParts:
     """[experts, 2m]"""
     down_bias: Tensor | None = None
     """[experts, hidden]"""
+    gated: bool = True
+    latent: tuple[Linear, Linear] | None = None
+    scales: Tensor | None = None
+    """[experts] float32: factors on the weights, see `Experts.beside_mlp`."""
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """X [n, hidden] → weights [n, k] and experts [n, k] int64 of each token."""
         e = self.experts
-        return route(
+        weights, experts = route(
             self.router(x),
             e.num_per_token,
             e.normalise,
@@ -133,6 +167,7 @@ class ExpertParts:
             best_of_group=e.best_of_group,
             scale=e.scale,
         )
+        return weights if self.scales is None else weights * self.scales[experts].to(weights.dtype), experts
 
 
 MakeLinear = Callable[["Tensor | QuantizedWeight", Tensor | None], Linear]
@@ -148,13 +183,17 @@ class ExpertMlp(Mlp):
             tuple(map(make or _linear, matrices, repeat(None) if biases is None else biases))
             for matrices, biases in ((parts.gate_up, parts.up_bias), (parts.down, parts.down_bias))
         )
-        self._activation: Activation = gated_by(parts.activation)
+        self._activation: Activation = gated_by(parts.activation) if parts.gated else ACTIVATIONS[parts.activation]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Mlp`."""
+    def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """See `Mlp`. `routed` [n, hidden]: what the router reads; None: x."""
         p = self.parts
-        weights, experts = p.route(x)
-        mixed = mixed_experts(x, weights, experts, self.gate_up, self.down, self._activation)
+        weights, experts = p.route(x if routed is None else routed)
+        inputs = x if p.latent is None else p.latent[0](x)
+        mixed = mixed_experts(
+            inputs, weights, experts, self.gate_up, self.down, self._activation, p.experts.weighted_inputs
+        )
+        mixed = mixed if p.latent is None else p.latent[1](mixed)
         return mixed if p.shared is None else p.shared.added_to(mixed, x)
 
 

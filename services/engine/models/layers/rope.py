@@ -5,6 +5,7 @@
     llama3    f_i / factor for long waves, f_i for short ones, a ramp between them (Llama 3.1)
     yarn      f_i / factor and f_i mixed by a ramp over i (arXiv 2309.00071)
     longrope  f_i / divisor_i (arXiv 2402.13753)
+    proportional  f_i / factor for the first i, 0 for the others
 
 Computed in float32, with the same order of operations as in transformers, so that even far positions agree to the last
 bit. Called by the decoders when a model is loaded.
@@ -30,6 +31,8 @@ def inverse_frequencies(rope: RopeParameters) -> Tensor:
         return _yarn(rope, rope.theta**exponents)
     if rope.kind == "longrope":
         return 1.0 / (torch.tensor(rope.divisors, dtype=torch.float32) * rope.theta**exponents)
+    if rope.kind == "proportional":
+        return torch.where(torch.arange(len(frequencies)) < rope.num_turned, frequencies / rope.factor, 0.0)
     return frequencies
 
 

@@ -43,6 +43,7 @@ _ROWS_AT_ONCE = 2048
 """Rows that are dequantized at a time: the package needs several times the memory of its result."""
 _BLOCKS_AT_ONCE = 8192
 """Blocks that are repacked at a time, so that intermediate results stay in the processor's cache."""
+_COLUMNS = "columns"
 TYPES = tuple(kind.name for kind in GGMLQuantizationType)
 
 
@@ -58,22 +59,46 @@ class Gguf(PreparedMethod):
     def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
         """See `PreparedMethod`. The part is named after the type."""
         names = {kind: blocks_name(f"{module}.weight", kind) for kind in TYPES}
+        names[_COLUMNS] = columns_name(f"{module}.weight")
         return {kind: name for kind, name in names.items() if has(name)}
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
         """See `PreparedMethod`."""
-        ((kind, blocks),) = parts.items()
+        ((kind, blocks),) = ((kind, blocks) for kind, blocks in parts.items() if kind != _COLUMNS)
         numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         if shape[1] % numbers:
             raise ValueError(f"rows of {shape[1]} numbers are not blocks of {numbers} ({kind})")
         expect(f"{kind} blocks", blocks, shape[0], shape[1] // numbers * size)
         convert = _KEPT.get(kind)
-        return plain(blocks, kind) if convert is None else convert(blocks.reshape(-1, size).numpy(), shape)
+        weight = plain(blocks, kind) if convert is None else convert(blocks.reshape(-1, size).numpy(), shape)
+        return _in_order(weight, parts[_COLUMNS]) if _COLUMNS in parts else weight
 
 
 def blocks_name(name: str, kind: str) -> str:
     """Returns the name under which the blocks of a matrix are read."""
     return f"{name}.{kind}"
+
+
+def columns_name(name: str) -> str:
+    """Returns the name under which the order of a matrix's columns is read: [heads], where each head's columns lie."""
+    return f"{name}.{_COLUMNS}"
+
+
+def _in_order(weight: "Tensor | QuantizedWeight", heads: Tensor) -> "Tensor | QuantizedWeight":
+    """Returns a weight with the columns of its heads in another order: `heads` [heads], where each one lies.
+
+    Dequantized if heads do not have whole groups.
+    """
+
+    def ordered(part: Tensor) -> Tensor:
+        return part.unflatten(1, (len(heads), -1))[:, heads].flatten(1)
+
+    if isinstance(weight, Tensor):
+        return ordered(weight)
+    if weight.shape[1] % (len(heads) * weight.group_size):
+        return ordered(weight.dequantized())
+    zeros = None if weight.zeros is None else ordered(weight.zeros)
+    return replace(weight, values=ordered(weight.values), scales=ordered(weight.scales), zeros=zeros)
 
 
 def plain(blocks: Tensor, kind: str) -> Tensor:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kernels.paged_attention import Spans
+from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.worker.batch.pooling import NO_SPANS
 from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from antiphon.services.engine.worker.batch.state_table import StateTable
@@ -64,6 +65,8 @@ class FlatStep(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual tokens, whose `ids` are 0; None if there are none."""
     spatial: Integers | None = None
     """Positions for rotation in time, row and column, [3, num_tokens], of a step with images; None: `positions`."""
+    states: StateMoves | None = None
+    """The slots of recurrent states that the sequences read and write; None in a model without such states."""
     mutual: Sequence[Spans] | None = None
     """For each sequence the images whose tokens attend to each other; None: no sequence has any."""
 
@@ -93,7 +96,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     logit_tokens = np.repeat(query_start_loc[1:] - samples, samples) + offsets
     slots = table.slots_of(rows)
     ids = table.token_ids[rows[owner], positions].astype(np.int64)
-    virtual = _take_virtual(ids, rows[owner], table)
+    virtual = take_virtual(ids, rows[owner], table)
     return FlatStep(
         ids=ids,
         positions=positions,
@@ -107,6 +110,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         report=report,
         token_slots=None if slots is None else slots[owner],
         virtual=virtual,
+        states=state_moves(plan, query_start_loc),
     )
 
 
@@ -124,7 +128,7 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
     assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
     ids = table.token_ids[rows, positions].astype(np.int64)
     # The only token to compute may be an image's: the last one of a prompt whose other tokens were in the cache.
-    virtual = _take_virtual(ids, rows, table)
+    virtual = take_virtual(ids, rows, table)
     return FlatStep(
         ids=ids,
         positions=positions,
@@ -136,10 +140,27 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
         offsets=table.zeros[:count],
         token_slots=table.slots_of(rows),
         virtual=virtual,
+        states=state_moves(plan, table.counting[: count + 1]),
     )
 
 
-def _take_virtual(ids: Integers, rows: Integers, table: StateTable) -> VirtualTokens | None:
+def state_moves(plan: StepPlan, query_start_loc: Integers) -> StateMoves | None:
+    """Returns the slots of recurrent states of a plan's sequences; None in a model without such states."""
+    if not plan.scheduled[0].states:
+        return None
+    counts = [len(share.states) for share in plan.scheduled]
+    writes = [(end, slot) for share in plan.scheduled for end, slot in share.states]
+    ends, slots = np.array(writes, dtype=np.int64).T
+    return StateMoves(
+        query_start_loc=query_start_loc,
+        sources=np.array([share.state for share in plan.scheduled], dtype=np.int64),
+        starts=np.concatenate(([0], np.cumsum(counts))),
+        ends=np.repeat(query_start_loc[:-1], counts) + ends,
+        slots=np.ascontiguousarray(slots),
+    )
+
+
+def take_virtual(ids: Integers, rows: Integers, table: StateTable) -> VirtualTokens | None:
     """Returns the virtual tokens of a step, and sets their `ids` to 0. `rows` [num_tokens]: the row of each token."""
     places = table.virtual_tokens(ids)
     if places is None:

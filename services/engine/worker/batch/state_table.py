@@ -16,7 +16,7 @@ from antiphon.services.engine.core.plan import NewSequence, StepPlan
 from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, new_columns, set_row
 from antiphon.services.engine.sampling.grammar import GrammarProcessor
 from antiphon.services.engine.sampling.processor import Adjustment, LogitsProcessor
-from antiphon.services.engine.sampling.processors import MakeGrammar, processors_of
+from antiphon.services.engine.sampling.processors import Grammars, processors_of
 from antiphon.services.engine.worker.batch.mask_turns import MaskTurns, SequenceMasks
 from antiphon.services.engine.worker.batch.sampler import PenaltyCounts, SamplingBatch, penalty_bytes
 from antiphon.shared.parameters.sampling import SamplingParams
@@ -42,7 +42,7 @@ class StateTable:
         block_size: int,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        make_grammar: MakeGrammar | None = None,
+        grammars: Grammars | None = None,
         mask_turns: MaskTurns | None = None,
     ) -> None:
         # The system allocates zeroed pages when they are first written, so a row takes memory as its sequence grows.
@@ -64,10 +64,10 @@ class StateTable:
         self.vocab_size = vocab_size
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
         """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
         """The logits processors of the rows that have any, by row."""
-        self._make_grammar = make_grammar
+        self._grammars = grammars
         self._mask_turns = mask_turns or MaskTurns()
         self._eos_token_ids = eos_token_ids
         self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
@@ -234,7 +234,7 @@ class StateTable:
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
         """Adds one token to each row that has less than `max_model_len`. Returns the positions of these tokens."""
         places = self.num_tokens[rows]
-        self.num_tokens[rows] = np.minimum(places + 1, self._max_model_len)
+        self.num_tokens[rows] = np.minimum(places + 1, self.max_model_len)
         return places
 
     def _add_blocks(self, row: int, block_ids: Sequence[int]) -> None:
@@ -245,7 +245,7 @@ class StateTable:
     def _set_processors(self, sequence: NewSequence) -> None:
         row, params, output = sequence.row, sequence.params, sequence.token_ids[sequence.num_prompt_tokens :]
         ends = sorted(params.effective_end_ids(self._eos_token_ids).union(params.stop_token_ids))
-        found = processors_of(params, output, ends, self._eos_token_ids, self.vocab_size, self._make_grammar)
+        found = processors_of(params, output, ends, self._eos_token_ids, self.vocab_size, self._grammars)
         self._params.adjusted[row] = bool(found)
         self._params.chooses[row] |= bool(found)
         if found:

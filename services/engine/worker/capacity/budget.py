@@ -36,6 +36,12 @@ from antiphon.services.engine.worker.capacity.profile import (
     make_probe,
     measure_step,
 )
+from antiphon.services.engine.worker.capacity.states import (
+    SLOTS_OF_ROW,
+    rows_with_states,
+    running_state_bytes,
+    snapshot_bytes_per_block,
+)
 from antiphon.shared.config import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -63,13 +69,15 @@ class MemoryPlan:
     rows_bytes: int
     step_bytes: int
     """Peak of the largest step, and captured graphs."""
+    states_bytes: int = 0
+    """Recurrent states of running sequences, and their snapshots."""
     weights_bytes: int = 0
     """The weights, on the device or in main memory; part of `held_bytes` on a CPU, unless a mapped file has them."""
 
     @property
     def total_bytes(self) -> int:
         """Upper bound of the process's memory on a CPU."""
-        filled = self.held_bytes + self.cache_bytes + self.host_bytes + self.rows_bytes
+        filled = self.held_bytes + self.cache_bytes + self.states_bytes + self.host_bytes + self.rows_bytes
         return filled + self.heap_bytes + self.step_bytes
 
     @property
@@ -80,6 +88,7 @@ class MemoryPlan:
     def __str__(self) -> str:
         parts = {
             "KV cache": self.cache_bytes,
+            **({"recurrent states": self.states_bytes} if self.states_bytes else {}),
             "a step": self.step_bytes,
             "rows": self.rows_bytes,
             "swap space": self.host_bytes,
@@ -155,10 +164,13 @@ def plan_memory(
     available.
     """
     on_cpu = device.type == "cpu"
-    block_bytes = bytes_per_block(description, settings.cache.block_size, dtype)
+    block_size, num_rows = settings.cache.block_size, settings.scheduler.max_num_seqs
+    kv_bytes, snapshots = (size(description, block_size, dtype) for size in (bytes_per_block, snapshot_bytes_per_block))
+    block_bytes = kv_bytes + snapshots
     context = context_length(settings, description)
     if on_cpu and settings.scheduler.max_model_len is None:
-        longest = _longest_context(settings, description, block_bytes, step, mapped_bytes)
+        states = min(running_state_bytes(description, num_rows), _asked_bytes(settings, ranks.local_size) // 2)
+        longest = _longest_context(settings, description, block_bytes, step, mapped_bytes + states)
         context = ranks.smallest(min(context, longest // ranks.local_size))
     rows, step_bytes = rows_bytes(settings, description, context), step.at(context)
     needed = rows + step_bytes + heap_bytes(step_bytes) + mapped_bytes
@@ -166,10 +178,19 @@ def plan_memory(
     if on_cpu and budget.most_bytes < (asked := _asked_bytes(settings, ranks.local_size)):
         text = "of the %.1f GiB that --kv-cache-memory-gb gives the KV cache, at most %.1f are free"
         logger.warning(text, asked / _GIB, budget.most_bytes / _GIB)
-    kv = plan_kv_cache(settings, description, dtype, budget, context, on_cpu=on_cpu)
-    kv = KvPlan(ranks.smallest(kv.num_blocks), ranks.smallest(kv.max_model_len))
-    cache = kv.num_blocks * block_bytes
-    promised = needed + cache if on_cpu else rows
+    max_rows = rows_with_states(description, num_rows, ranks.smallest(budget.asked_bytes))
+    states = running_state_bytes(description, max_rows or num_rows)
+    budget = Budget(budget.asked_bytes - states, budget.most_bytes - states)
+    kv = plan_kv_cache(settings, description, dtype, budget, context, on_cpu=on_cpu, snapshot_bytes=snapshots)
+    kv = KvPlan(ranks.smallest(kv.num_blocks), ranks.smallest(kv.max_model_len), max_rows)
+    if max_rows is not None:
+        logger.warning(
+            "at most %d sequences run at once, because the recurrent states of one take %.0f MiB",
+            max_rows, SLOTS_OF_ROW * description.state_bytes / _MIB,
+        )  # fmt: skip
+    cache = kv.num_blocks * kv_bytes
+    states += kv.num_blocks * snapshots
+    promised = needed + cache + states if on_cpu else rows
     num_host_blocks = plan_host_blocks(settings, description, kv, dtype, promised, ranks.local_size)
     num_host_blocks = ranks.smallest(num_host_blocks)
     return MemoryPlan(
@@ -177,7 +198,8 @@ def plan_memory(
         num_host_blocks=num_host_blocks,
         held_bytes=held_bytes(),
         cache_bytes=cache,
-        host_bytes=num_host_blocks * block_bytes,
+        host_bytes=num_host_blocks * kv_bytes,
+        states_bytes=states,
         rows_bytes=rows,
         step_bytes=step_bytes,
     )

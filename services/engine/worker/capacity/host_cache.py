@@ -58,7 +58,7 @@ def copy_blocks(plan: StepPlan, cache: KvCache, host: KvCache) -> None:
         (plan.copies, cache, cache),
     ):
         if pairs:
-            _copy(pairs, (*source.key_caches, *source.value_caches), (*target.key_caches, *target.value_caches))
+            _copy(pairs, source.parts, target.parts)
 
 
 def _copy(pairs: tuple[tuple[int, int], ...], sources: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> None:

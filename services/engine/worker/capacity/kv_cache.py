@@ -1,6 +1,10 @@
 """The physical KV cache: decides the number of blocks and allocates the tensors.
 
     key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
+    slabs                                    [num_blocks, block_size, width]
+
+Layers that are narrower than others share a slab: of each token it has the numbers of one layer after those of the
+other (`DecoderDescription.slabs`). Otherwise each layer's tensor is a slab.
 
 A model with latent attention has no value caches: its key caches contain the latents.
 The core decides what each block holds. Called by the workers at start-up.
@@ -40,19 +44,24 @@ class KvPlan:
 
     num_blocks: int
     max_model_len: int
+    max_rows: int | None = None
+    """Number of sequences whose recurrent states have room; None: `--max-num-seqs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The key and value tensors, one pair for each layer; with latent attention no value tensors."""
+    """The key and value tensors, one pair for each layer that attends; with latent attention no value tensors."""
 
     key_caches: tuple[Tensor, ...]
     value_caches: tuple[Tensor, ...]
+    slabs: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
+    """The slabs of keys and those of values, [num_blocks, block_size, 1, width], if layers share them."""
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All tensors, layer by layer, keys before values."""
-        layers = (self.key_caches, self.value_caches) if self.value_caches else (self.key_caches,)
+        """All tensors in memory, layer by layer, or slab by slab, keys before values."""
+        keys, values = (self.key_caches, self.value_caches) if self.slabs is None else self.slabs
+        layers = (keys, values) if values else (keys,)
         return tuple(part for layer in zip(*layers, strict=True) for part in layer)
 
     @property
@@ -63,7 +72,8 @@ class KvCache:
 
 def bytes_per_block(description: DecoderDescription, block_size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of the keys and values of one block in all layers."""
-    return description.num_layers * description.cache_parts * block_size * description.kv_size * dtype.itemsize
+    num_slabs = len(description.slabs)
+    return num_slabs * description.cache_parts * block_size * description.slab_width * dtype.itemsize
 
 
 def plan_kv_cache(
@@ -74,17 +84,19 @@ def plan_kv_cache(
     longest: int,
     *,
     on_cpu: bool = True,
+    snapshot_bytes: int = 0,
 ) -> KvPlan:
     """Returns the number of blocks for the budget, and the context, at most `longest` tokens, that fits into them.
 
     There are never more blocks than `max_num_seqs` sequences of full length can use, unless the number of blocks is
-    given. A context length from the model's config is shortened with a warning if it does not fit. Raises
-    `ServiceError` if a given context length does not fit, or if there is no memory for a given number of blocks.
+    given. `snapshot_bytes`: memory of snapshots of recurrent states for each block. A context length from the model's
+    config is shortened with a warning if it does not fit. Raises `ServiceError` if a given context length does not fit,
+    or if there is no memory for a given number of blocks.
     """
     block_size, asked = settings.cache.block_size, settings.scheduler.max_model_len
     wanted = min(context_length(settings, description), longest)
     useful = settings.scheduler.max_num_seqs * -(-wanted // block_size)
-    block_bytes = bytes_per_block(description, block_size, dtype)
+    block_bytes = bytes_per_block(description, block_size, dtype) + snapshot_bytes
     num_blocks = settings.cache.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
     if num_blocks > max(1, budget.most_bytes // block_bytes):
         raise ServiceError(
@@ -116,25 +128,48 @@ def allocate_kv_cache(
     Attention also reads slots that were never written, with weight zero because of the mask; zeros keep the products
     zero.
     """
+    make = zeros_on_demand if device.type == "cpu" else torch.zeros
+    if description.layer_kv_heads:
+        whole = (num_blocks, block_size, 1, description.slab_width)
+        slabs = tuple(tuple(make(whole, dtype=dtype, device=device) for _ in description.slabs) for _ in range(2))
+        return _shared_slabs(description, slabs)
     shape = (num_blocks, block_size, description.num_kv_heads, description.head_dim)
-    make = _zeros_on_demand if device.type == "cpu" else torch.zeros
-    layers = range(description.num_layers)
+    layers = description.slabs
     keys = tuple(make(shape, dtype=dtype, device=device) for _ in layers)
     if description.latent is not None:
         return KvCache(keys, ())
     return KvCache(keys, tuple(make(shape, dtype=dtype, device=device) for _ in layers))
 
 
+def _shared_slabs(description: DecoderDescription, slabs: tuple[tuple[Tensor, ...], ...]) -> KvCache:
+    """Returns the views of slabs, of keys and of values, that are the caches of layers with heads of their own."""
+    views: tuple[dict[int, Tensor], ...] = ({}, {})
+    for number, layers in enumerate(description.slabs):
+        first = 0
+        for layer in layers:
+            own = description.of_layer(layer)
+            for tensors, caches in zip(slabs, views, strict=True):
+                rows = tensors[number][..., 0, first : first + own.kv_size]
+                caches[layer] = rows.unflatten(-1, (own.num_kv_heads, own.head_dim))
+            first += own.kv_size
+    keys, values = (tuple(caches[layer] for layer in description.attention_layers) for caches in views)
+    return KvCache(keys, values, (slabs[0], slabs[1]))
+
+
 def padded_heads(description: DecoderDescription) -> DecoderDescription:
-    """Returns the description with `head_dim` padded to the width of the heads in the C++ backend's cache."""
-    width = -(-description.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
-    latent = description.latent
+    """Returns the description with heads padded to the width of the heads in the C++ backend's cache."""
+
+    def padded(width: int) -> int:
+        return -(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+
+    width, latent = padded(description.head_dim), description.latent
     if latent is not None:
         latent = replace(latent, rope_dim=width - latent.rank)
-    return replace(description, head_dim=width, latent=latent)
+    heads = tuple((count, padded(own)) for count, own in description.layer_kv_heads)
+    return replace(description, head_dim=width, latent=latent, layer_kv_heads=heads)
 
 
-def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns zeros whose pages the system allocates when they are first written, so that start-up touches no page."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)

@@ -51,12 +51,12 @@ def blocks_of(cache: KvCache, native: NativeCopy | None = None) -> PiecedBlocks:
 
 
 def _layout(cache: KvCache) -> KvLayout:
-    first = cache.key_caches[0]
+    first = cache.parts[0]
     _, block_size, num_heads, head_dim = first.shape
     name = str(first.dtype).removeprefix("torch.")
     head_bytes = head_dim * first.dtype.itemsize
     return KvLayout(
-        num_layers=len(cache.key_caches),
+        num_layers=len(cache.parts) // cache.parts_per_layer,
         num_kv_heads=num_heads,
         head_bytes=head_bytes,
         dtype=name,

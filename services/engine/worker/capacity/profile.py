@@ -64,7 +64,8 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
     tokens = max(settings.scheduler.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
     if not settings.scheduler.enable_chunked_prefill:
         tokens = max(tokens, context)
-    num_draft_tokens = settings.scheduler.num_speculative_tokens if settings.scheduler.use_lookahead else 0
+    drafts = settings.scheduler.use_lookahead or settings.scheduler.use_mtp
+    num_draft_tokens = settings.scheduler.num_speculative_tokens if drafts else 0
     samples = max(rows, min(tokens, rows * (1 + num_draft_tokens)))
     return StepBounds(
         num_tokens=tokens,
@@ -101,6 +102,7 @@ class Probe:
 def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: int, device: torch.device) -> Probe:
     """Returns the steps to measure: the largest ones on a GPU, small ones on a CPU so that start-up stays fast."""
     on_cpu, vocab_size = device.type == "cpu", description.vocab_size
+    has_states = description.recurrent is not None
     context = min(bounds.context, CPU_CONTEXT_MAX) if on_cpu else bounds.context
     tokens = min(bounds.num_tokens, context, CPU_TOKENS_MAX if on_cpu else bounds.num_tokens)
     # On a CPU the sampler processes a few rows at a time and reuses the memory.
@@ -110,12 +112,12 @@ def make_probe(bounds: StepBounds, description: DecoderDescription, block_size: 
     blocks = max(many, 1 - (-tokens // block_size))
     return Probe(
         kv=KvPlan(blocks, context),
-        passing=_passing(tokens, context, block_size, blocks),
+        passing=_passing(tokens, context, block_size, blocks, has_states),
         more_tokens=bounds.num_tokens / tokens,
-        drawing=_sampling(few, vocab_size, 1.0),
+        drawing=_sampling(few, vocab_size, 1.0, has_states),
         more_draws=at_once / few,
-        few=_sampling(few, vocab_size, 0.0),
-        many=_sampling(many, vocab_size, 0.0),
+        few=_sampling(few, vocab_size, 0.0, has_states),
+        many=_sampling(many, vocab_size, 0.0, has_states),
         unseen_rows=bounds.num_samples - many,
         row_bytes_min=2 * 4 * vocab_size,
         reported_bytes=(6 if on_cpu else 10) * vocab_size * bounds.num_reported,
@@ -164,7 +166,7 @@ def measure_step(
     return StepBytes(fixed, probe.kv.max_model_len, bytes_per_context_token)
 
 
-def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) -> StepPlan:
+def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int, has_states: bool) -> StepPlan:
     """Returns a plan of the last `num_tokens` tokens of one sequence, without sampling.
 
     The computed tokens have separate slots; the context before them reuses the same blocks.
@@ -178,11 +180,18 @@ def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) ->
         block_ids=blocks,
         params=SamplingParams(max_tokens=1),
     )
-    share = ScheduledSequence(row=0, start=context - num_tokens, num_tokens=num_tokens, samples=False)
+    share = ScheduledSequence(
+        row=0,
+        start=context - num_tokens,
+        num_tokens=num_tokens,
+        samples=False,
+        num_drafts=0,
+        states=((num_tokens, 0),) if has_states else (),
+    )
     return StepPlan(step=1, new=(new,), scheduled=(share,), num_tokens=num_tokens)
 
 
-def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
+def _sampling(num_rows: int, vocab_size: int, temperature: float, has_states: bool) -> StepPlan:
     """Returns a plan of one token for each of `num_rows` sequences, sampled with all sampling options on."""
     params = SamplingParams(
         max_tokens=2,
@@ -198,7 +207,10 @@ def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
         NewSequence(row=row, sequence_id="", token_ids=(0,), num_prompt_tokens=1, block_ids=(row,), params=params)
         for row in range(num_rows)
     )
-    shares = tuple(ScheduledSequence(row=row, start=0, num_tokens=1, samples=True) for row in range(num_rows))
+    shares = tuple(
+        ScheduledSequence(row=row, start=0, num_tokens=1, samples=True, states=((1, row),) if has_states else ())
+        for row in range(num_rows)
+    )
     return StepPlan(step=1, new=new, scheduled=shares, num_tokens=num_rows)
 
 

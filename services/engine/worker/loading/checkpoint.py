@@ -19,6 +19,7 @@ from torch import Tensor
 from antiphon.services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
 from antiphon.services.engine.quantization.method import PreparedMethod
 from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
+from antiphon.services.engine.worker.loading.fused_experts import FusedExperts
 from antiphon.services.engine.worker.loading.weight_files import listed, open_safetensors, unusable, weight_files
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 
@@ -85,6 +86,8 @@ class Checkpoint:
         self._stack, self._method = ExitStack(), method
         self._files: dict[str, _File] = {}
         """Tensor name → the open file with that tensor."""
+        self._fused: dict[str, _File] = {}
+        """Tensor name → the open file, for tensors of which parts are among the keys of `_files`."""
         self._prefix = ""
         """Prefix of the layout's tensor names that is missing in the files; usually empty."""
         paths = [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir)
@@ -95,7 +98,7 @@ class Checkpoint:
     def in_memory(cls, tensors: Mapping[str, Tensor], method: PreparedMethod | None = None) -> "Checkpoint":
         """Returns a checkpoint of tensors, which are not copied. It may be a part of a model, such as a layer."""
         checkpoint = cls.__new__(cls)
-        checkpoint._stack, checkpoint._method, checkpoint._prefix = ExitStack(), method, ""
+        checkpoint._stack, checkpoint._method, checkpoint._prefix, checkpoint._fused = ExitStack(), method, "", {}
         checkpoint._files = dict.fromkeys(tensors, _Memory(tensors))
         return checkpoint
 
@@ -116,6 +119,10 @@ class Checkpoint:
         """
         wanted = {source.name: source for parameter in parameters for source in parameter.sources}
         self._find_prefix(wanted)
+        fused = FusedExperts(map(self._theirs, wanted), self._files, self._stored)
+        whole = {name: self._files.pop(name) for name in fused.parts}
+        self._fused.update(whole)
+        self._files.update(dict.fromkeys(fused.keys(), fused))
         plain = {self._theirs(name): source for name, source in wanted.items() if not self._parts(source)}
         stored = {name for source in wanted.values() for name in self._parts(source).values()}
         missing = sorted((plain.keys() | stored) - self._files.keys())
@@ -164,6 +171,7 @@ class Checkpoint:
     def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether `read` returns the mapped pages of the file instead of a copy."""
         in_order = parameter.grouping is None and not parameter.alternating
+        in_order = in_order and all(source.part is None for source in parameter.sources)
         plain = len(parameter.sources) == 1 and not parameter.transposed and in_order
         plain = plain and not self._parts(parameter.sources[0])
         return device.type == "cpu" and plain and self._tensor(parameter.sources[0].name).dtype == dtype
@@ -217,6 +225,15 @@ class Checkpoint:
         return not name.endswith(".bias") or not bool(self._files[name].get_tensor(name).any())
 
     def _weight(self, source: Source, parameter: Parameter) -> "Tensor | QuantizedWeight":
+        """Returns a tensor of the checkpoint, or the rows of it that the parameter has; see `_whole`."""
+        weight = self._whole(source, parameter)
+        if source.part is None:
+            return weight
+        part = source.part
+        rows = torch.arange(weight.shape[0]).unflatten(0, (part.groups, -1))[:, part.first : part.end].flatten()
+        return weight[rows] if isinstance(weight, Tensor) else weight.rows(rows)
+
+    def _whole(self, source: Source, parameter: Parameter) -> "Tensor | QuantizedWeight":
         """Returns a tensor of the checkpoint; a matrix as [out, in], even if it is stored transposed.
 
         A stacked matrix is returned as [experts * out, in].
@@ -225,7 +242,7 @@ class Checkpoint:
         if not parts or self._method is None:
             tensor = self._tensor(source.name)
             tensor = tensor.transpose(-2, -1) if transposed else tensor
-            return tensor.flatten(0, 1) if parameter.stacked else tensor
+            return tensor.flatten(0, 1) if parameter.stacked else torch.atleast_1d(tensor)
         *experts, first, second = source.shape
         out, width = (second, first) if transposed else (first, second)
         out *= math.prod(experts)
@@ -234,6 +251,9 @@ class Checkpoint:
             return self._method.weight(tensors, (out, width))
         except ValueError as error:
             raise unusable(f"the quantized tensors of {source.name} do not fit: {error}.") from error
+
+    def _stored(self, name: str) -> Tensor:
+        return (self._fused.get(name) or self._files[name]).get_tensor(name)
 
     def _theirs(self, name: str) -> str:
         return name.removeprefix(self._prefix)

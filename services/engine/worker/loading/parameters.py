@@ -129,7 +129,7 @@ class ParameterReader:
     def _own_part(self, name: str, parameter: Parameter, weight: Matrix) -> Matrix:
         was_quantized = isinstance(weight, QuantizedWeight) or self._checkpoint.is_quantized(parameter)
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
-        part = sharded(within_layer(name), weight, self._description, self.shard)
+        part = sharded(within_layer(name), weight, self._layer_of(name), self.shard)
         # If the rank's columns are not whole quantization groups, they are dequantized.
         if isinstance(part, Tensor):
             if was_quantized or isinstance(weight, QuantizedWeight):
@@ -137,6 +137,11 @@ class ParameterReader:
             return self._counted(part.to(self._dtype))
         self.read_bytes += part.nbytes
         return part
+
+    def _layer_of(self, name: str) -> DecoderDescription:
+        """Returns the description of the layer that a parameter belongs to; that of the whole model if to none."""
+        first, _, rest = self._global(name).partition(".")
+        return self._description.of_layer(int(rest.partition(".")[0])) if first == "layers" else self._description
 
     def plain_matrix(self, name: str) -> Tensor:
         """Like `matrix`, but always returns a plain tensor: dequantized, and never the file's mapped pages."""
@@ -180,7 +185,8 @@ class ParameterReader:
         """
         if not self.has(f"{name}.bias"):
             return None
-        return sharded_bias(within_layer(name), self.owned(f"{name}.bias"), self._description, self.shard)
+        own = self._layer_of(name)
+        return sharded_bias(within_layer(name), self.owned(f"{name}.bias"), own, self.shard)
 
     def is_mapped(self, name: str) -> bool:
         """Whether `tensor` returns the mapped pages of the file instead of a copy."""

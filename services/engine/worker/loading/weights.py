@@ -5,21 +5,49 @@ more memory than the model itself. Raises a `ServiceError` that names the tensor
 config. Called by the torch worker and the Triton worker at start-up.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.models.decoder import DecoderWeights, LayerWeights
+from antiphon.services.engine.kernels.activation import xielu_numbers
+from antiphon.services.engine.models.decoder import DecoderWeights, DraftWeights, LayerWeights
 from antiphon.services.engine.models.description import DecoderDescription, Experts
+from antiphon.services.engine.models.layers.ending import ExpertsBeside, InputGate, LayerEnding, LayerInputWeights
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights
 from antiphon.services.engine.models.layers.linear import Linear, can_pack
-from antiphon.services.engine.models.layers.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
+from antiphon.services.engine.models.layers.mlp import (
+    ExactRouter,
+    ExpertMatrices,
+    ExpertMlp,
+    ExpertParts,
+    Mlp,
+    NoMlp,
+    SharedExpert,
+)
 from antiphon.services.engine.models.layers.norm import Norm
+from antiphon.services.engine.models.layers.recurrent import (
+    ChannelDeltaWeights,
+    ChannelSpaceWeights,
+    ConvolutionWeights,
+    DeltaWeights,
+    RecurrentWeights,
+    StateSpaceWeights,
+    scaled_kernel,
+)
 from antiphon.services.engine.models.layout import Parameter
 from antiphon.services.engine.models.operations import TORCH_OPERATIONS, Operations
+from antiphon.services.engine.models.recurrent_kinds import (
+    ChannelDelta,
+    ChannelSpace,
+    GatedDelta,
+    Recurrent,
+    StateSpace,
+)
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.parallel.linear import Summed
 from antiphon.services.engine.parallel.shard import is_summed, local_description
@@ -52,6 +80,7 @@ def load_weights(
             final_norm=loader.norm("final_norm"),
             head=_head(embedding, loader, description),
             positions=reader.owned("positions") if reader.has("positions") else None,
+            layer_inputs=_layer_inputs(loader, description),
         )
         return replace(weights, nbytes=reader.read_bytes)
 
@@ -79,14 +108,15 @@ class _Loader:
         operations: Operations,
         ranks: Communicator,
     ) -> None:
-        self.reader, self._description, self.operations, self._ranks = reader, description, operations, ranks
+        self.reader, self._description, self.operations, self.ranks = reader, description, operations, ranks
         self._packs = can_pack(dtype, device)
+        self.ones = partial(torch.ones, dtype=dtype, device=device)
 
     def linear(self, name: str) -> Linear:
         """Returns a linear layer. If it is split over ranks by columns, it sums its results over the ranks."""
         if not is_summed(within_layer(name), self.reader.shard):
             return self.part(name, self.reader.bias(name))
-        return Summed(self.part(name), self._ranks.all_sum, self.reader.bias(name))
+        return Summed(self.part(name), self.ranks.all_sum, self.reader.bias(name))
 
     def part(self, name: str, bias: Tensor | None = None) -> Linear:
         """Returns a linear layer of the rank's part of a matrix."""
@@ -98,7 +128,7 @@ class _Loader:
     def mixture(self, parts: ExpertParts) -> Mlp:
         """Returns a mixture of experts, including the shared expert. If it is split over ranks, it sums its results."""
         mlp = self.operations.expert_mlp(parts)
-        return mlp if self.reader.shard.tp_size == 1 else Summed(mlp, self._ranks.all_sum)
+        return mlp if self.reader.shard.tp_size == 1 else Summed(mlp, self.ranks.all_sum)
 
     def experts(self, name: str, count: int) -> ExpertMatrices:
         """Returns the matrices of a layer's experts."""
@@ -138,19 +168,88 @@ class _Loader:
 
 
 def _layer(loader: _Loader, description: DecoderDescription, index: int) -> LayerWeights:
-    name = f"layers.{index}"
+    description, name, recurrent = description.of_layer(index), f"layers.{index}", description.is_recurrent(index)
+    attends, mixers = description.attends(index), (f"{name}.mix_in", f"{name}.mix_out")
     return LayerWeights(
         input_norm=loader.optional_norm(f"{name}.input_norm"),
-        qkv=loader.linear(f"{name}.qkv"),
-        o=loader.linear(f"{name}.o"),
+        qkv=loader.linear(f"{name}.qkv" if attends else mixers[0]),
+        o=loader.linear(f"{name}.o" if attends else mixers[1]),
         mlp_norm=loader.optional_norm(f"{name}.mlp_norm"),
         mlp=_mlp(loader, description, index),
-        qk_norm=_qk_norm(loader, description, name) if description.qk_norm else None,
+        qk_norm=_qk_norm(loader, description, name, index) if description.has_qk_norm(index) and attends else None,
         after_attention_norm=loader.optional_norm(f"{name}.after_attention_norm"),
         after_mlp_norm=loader.optional_norm(f"{name}.after_mlp_norm"),
         sinks=loader.sinks(f"{name}.sinks") if description.attention_sinks else None,
-        latent=_latent(loader, description, name) if description.latent is not None else None,
+        latent=_latent(loader, description, name) if description.latent is not None and attends else None,
+        gate=_gate(loader, f"{name}.attention_gate" if attends else f"{name}.mix_gate"),
+        recurrent=_recurrent(loader, description.recurrent, name) if recurrent else None,
+        beside=(loader.linear(mixers[0]), loader.linear(mixers[1])) if recurrent and attends else None,
+        experts_beside=_beside(loader, description, name) if description.has_both(index) else None,
+        ending=_ending(loader, description, index),
+        draft=_draft(loader, name) if index >= description.num_model_layers else None,
     )
+
+
+def _draft(loader: _Loader, name: str) -> DraftWeights:
+    norms = (loader.norm(f"{name}.draft_{norm}") for norm in ("embedding_norm", "hidden_norm", "norm"))
+    return DraftWeights(loader.linear(f"{name}.draft_input"), *norms)
+
+
+def _gate(loader: _Loader, name: str) -> Linear | None:
+    return loader.linear(name) if loader.reader.has(f"{name}.weight") else None
+
+
+def _recurrent(loader: _Loader, shape: Recurrent | None, name: str) -> RecurrentWeights:
+    reader, shard = loader.reader, loader.reader.shard
+
+    def own(values: Tensor, parts: Sequence[int]) -> Tensor:
+        """Of each of the parts, which have so many rows on each rank, the rows of this rank."""
+        every = values.split([rows * shard.tp_size for rows in parts])
+        return torch.cat([part.chunk(shard.tp_size)[shard.tp_rank] for part in every])
+
+    if isinstance(shape, GatedDelta):
+        kernel = own(reader.owned(f"{name}.conv").flatten(1), shape.in_widths[:3])
+        vectors = (own(reader.exact(f"{name}.{vector}"), [shape.num_value_heads]) for vector in ("decay", "decay_bias"))
+        decay, decay_bias = vectors
+        return DeltaWeights(kernel, reader.owned(f"{name}.mix_norm"), -decay.exp(), decay_bias)
+    if isinstance(shape, ChannelDelta):
+        return ChannelDeltaWeights(
+            kernel=reader.owned(f"{name}.conv").flatten(1),
+            norm=reader.owned(f"{name}.mix_norm"),
+            decays=loader.linear(f"{name}.mix_decay"),
+            gates=loader.linear(f"{name}.mix_out_gate"),
+            decay=-reader.exact(f"{name}.decay").flatten().exp(),
+            decay_bias=reader.exact(f"{name}.decay_bias").view(shape.num_heads, -1),
+        )
+    assert shape is not None
+    channels = shape.in_widths[1:4] if isinstance(shape, StateSpace) else [shape.channels]
+    bias = own(reader.owned(f"{name}.conv.bias"), channels) if reader.has(f"{name}.conv.bias") else None
+    if isinstance(shape, StateSpace):
+        heads = [shape.num_heads]
+        kernel = own(reader.owned(f"{name}.conv").flatten(1), channels)
+        norm = kernel.new_ones(shape.width)
+        if shape.norm != "none":
+            norm = own(reader.owned(f"{name}.mix_norm"), [shape.width])
+        return StateSpaceWeights(
+            kernel=scaled_kernel(shape, kernel),
+            bias=bias,
+            norm=norm.to(torch.float32) * shape.out_scale,
+            decay=-own(reader.exact(f"{name}.decay"), heads).exp(),
+            decay_bias=own(reader.exact(f"{name}.decay_bias"), heads),
+            skip=own(reader.exact(f"{name}.skip"), heads),
+        )
+    if isinstance(shape, ChannelSpace):
+        return ChannelSpaceWeights(
+            kernel=own(reader.owned(f"{name}.conv").flatten(1), channels),
+            bias=bias,
+            select=loader.linear(f"{name}.mix_select"),
+            step=loader.linear(f"{name}.mix_step"),
+            norm=reader.owned(f"{name}.select_norm") if reader.has(f"{name}.select_norm") else None,
+            decay=-own(reader.exact(f"{name}.decay"), channels).exp(),
+            decay_bias=own(reader.exact(f"{name}.decay_bias"), channels),
+            skip=own(reader.exact(f"{name}.skip"), channels),
+        )
+    return ConvolutionWeights(own(reader.owned(f"{name}.conv").flatten(1), [shape.channels]), bias)
 
 
 def _latent(loader: _Loader, description: DecoderDescription, name: str) -> LatentWeights:
@@ -163,30 +262,76 @@ def _latent(loader: _Loader, description: DecoderDescription, name: str) -> Late
     )
 
 
-def _qk_norm(loader: _Loader, description: DecoderDescription, name: str) -> Tensor:
+def _qk_norm(loader: _Loader, description: DecoderDescription, name: str, index: int) -> Tensor:
+    if not description.qk_norm_weights:
+        return loader.ones(description.num_heads + description.num_kv_heads, description.head_dim)
     heads = ((f"{name}.q_norm", description.num_heads), (f"{name}.k_norm", description.num_kv_heads))
-    rows = [loader.reader.tensor(norm).view(-1, description.head_dim).expand(count, -1) for norm, count in heads]
+    own = heads[:1] if description.queries_only else heads
+    rows = [loader.reader.tensor(norm).view(-1, description.head_dim).expand(count, -1) for norm, count in own]
     norms = torch.cat(rows)
     return norms + 1.0 if description.norm == "rms_plus_one" else norms
 
 
 def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
     name, activation = f"layers.{index}", description.activation
-    if description.experts is not None and description.has_experts(index):
-        return _expert_mlp(loader, description, description.experts, name)
+    if description.experts is not None and description.has_experts(index) and not description.has_both(index):
+        return loader.mixture(_expert_parts(loader, description, description.experts, name))
+    if not description.has_mlp(index):
+        return NoMlp()
     up, down = loader.linear(f"{name}.up"), loader.linear(f"{name}.down")
-    return loader.operations.mlp(up, down, activation, description.gated_mlp)
+    numbers = xielu_numbers(loader.reader.exact(f"{name}.xielu")) if activation == "xielu" else None
+    return loader.operations.mlp(up, down, activation, description.gated_mlp, numbers, description.mlp_scales)
 
 
-def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Experts, name: str) -> Mlp:
+def _layer_inputs(loader: _Loader, description: DecoderDescription) -> LayerInputWeights | None:
+    if description.layer_inputs is None:
+        return None
+    return LayerInputWeights(
+        table=loader.reader.tensor("layer_inputs.table"),
+        projection=loader.linear("layer_inputs.in"),
+        norm=loader.norm("layer_inputs.norm"),
+        size=description.layer_inputs.size,
+        hidden_size=description.hidden_size,
+    )
+
+
+def _ending(loader: _Loader, description: DecoderDescription, index: int) -> LayerEnding | None:
+    name, gate = f"layers.{index}", None
+    if description.layer_inputs is not None:
+        gate = InputGate(
+            gate=loader.linear(f"{name}.input_gate"),
+            out=loader.linear(f"{name}.input_out"),
+            norm=loader.norm(f"{name}.input_after"),
+            activation=description.activation,
+        )
+    scale = loader.reader.owned(f"{name}.scale") if description.layer_scales else None
+    return None if gate is None and scale is None else LayerEnding(index, gate, scale)
+
+
+def _beside(loader: _Loader, description: DecoderDescription, name: str) -> ExpertsBeside:
+    assert description.experts is not None
+    parts = _expert_parts(loader, description, description.experts, name)
+    scale = loader.reader.owned(f"{name}.router.scale") * description.hidden_size**-0.5
+    return ExpertsBeside(
+        norm=loader.norm(f"{name}.experts.norm"),
+        router_norm=loader.operations.norm(description.norm, scale, None, description.norm_eps),
+        experts=ExpertMlp(replace(parts, scales=loader.reader.exact(f"{name}.experts.scale"))),
+        all_sum=loader.ranks.all_sum,
+        after_experts=loader.norm(f"{name}.experts.after"),
+        after_mlp=loader.norm(f"{name}.mlp.after"),
+    )
+
+
+def _expert_parts(loader: _Loader, description: DecoderDescription, experts: Experts, name: str) -> ExpertParts:
     activation, shared = description.activation, None
     if experts.shared_intermediate_size:
         # The results of the shared expert are summed over ranks together with those of the other experts.
         inner = loader.part(f"{name}.shared.up"), loader.part(f"{name}.shared.down")
-        mlp = loader.operations.mlp(*inner, activation, gated=True)
+        mlp = loader.operations.mlp(*inner, activation, description.gated_mlp)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate") if experts.shared_gate else None)
     up, down = (loader.experts(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
     up_bias, down_bias = (loader.expert_bias(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
+    latent = (loader.part(f"{name}.experts.in"), loader.part(f"{name}.experts.out")) if experts.latent_size else None
     router: Linear | ExactRouter
     correction = None
     if experts.correction:
@@ -195,7 +340,7 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
         router = ExactRouter(loader.operations.linear(loader.reader.exact(f"{name}.router.weight")))
     else:
         router = loader.linear(f"{name}.router")
-    parts = ExpertParts(
+    return ExpertParts(
         experts=experts,
         router=router,
         gate_up=up,
@@ -205,8 +350,9 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
         correction=correction,
         up_bias=up_bias,
         down_bias=down_bias,
+        gated=description.gated_mlp,
+        latent=latent,
     )
-    return loader.mixture(parts)
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:

@@ -78,7 +78,7 @@ class MessageEncoder:
                 case Content(text):
                     found.append({"type": "text", "text": text})
                 case CallStart(call, name):
-                    found.append({"type": "tool_use", "id": self._call_id(call), "name": name, "input": {}})
+                    found.append({"type": "tool_use", "id": self._call_id(call, name), "name": name, "input": {}})
                 case CallArguments(_, text):
                     found[-1]["input"] = arguments_object(text)
                 case Reasoning(text):
@@ -86,11 +86,12 @@ class MessageEncoder:
                     found.append({"type": "thinking", "thinking": shown, "signature": seal(text)})
         return found
 
-    def _call_id(self, call: int) -> str:
+    def _call_id(self, call: int, name: str) -> str:
         answer = self._context.answer_format
         assert answer is not None
-        # Some templates need ids of nine characters, which have no prefix.
-        return answer.call_id(self._context.request.request_id, 0, call).replace("call_", "toolu_")
+        # Some templates need ids of another form, which have no prefix.
+        found = answer.call_id(self._context.request.request_id, 0, call, name)
+        return f"toolu_{found.removeprefix('call_')}" if found.startswith("call_") else found
 
     def _message(self, content: list[dict[str, Any]], counts: dict[str, int]) -> dict[str, Any]:
         return {
@@ -115,13 +116,16 @@ class ContentBlocks:
         """Type of the open block; "" if no block is open."""
         self._text_head = b""
 
-    def event(self, event: Event, call_id: Callable[[int], str]) -> bytes:
-        """Returns the events of a stream for a part of the answer. `call_id` returns the id of a call by its number."""
+    def event(self, event: Event, call_id: Callable[[int, str], str]) -> bytes:
+        """Returns the events of a stream for a part of the answer.
+
+        `call_id` returns the id of a call by its number and the name of the function.
+        """
         match event:
             case Content(text):
                 return self._text(text)
             case CallStart(call, name):
-                return self._begin({"type": "tool_use", "id": call_id(call), "name": name, "input": {}})
+                return self._begin({"type": "tool_use", "id": call_id(call, name), "name": name, "input": {}})
             case CallArguments(_, text):
                 return self._delta({"type": "input_json_delta", "partial_json": text})
             case Reasoning(text):

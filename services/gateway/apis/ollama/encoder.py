@@ -115,7 +115,7 @@ class LineEncoder:
         (start, pieces), self._call = self._call, None
         answer = self._context.answer_format
         assert answer is not None
-        call_id = answer.call_id(self._context.request.request_id, 0, start.call)
+        call_id = answer.call_id(self._context.request.request_id, 0, start.call, start.name)
         function = {"index": start.call, "name": start.name, "arguments": arguments_object("".join(pieces) or "{}")}
         return [{"id": call_id, "function": function}]
 

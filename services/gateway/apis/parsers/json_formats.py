@@ -3,19 +3,33 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphon.services.gateway.apis.parsers.reader import Steps
+from antiphon.services.gateway.apis.parsers.reader import NotACallError, Steps
 from antiphon.services.gateway.apis.parsers.tool_parser import ToolParser
 
 
 class HermesParser(ToolParser):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5, Qwen 3. The end tag may be missing."""
 
+    _BEGIN, _END = "<tool_call>", "</tool_call>"
+
     def _call(self) -> Steps[None]:
-        yield from self._content("<tool_call>")
+        yield from self._content(self._BEGIN)
         yield from self._space()
         yield from self._json_calls()
         yield from self._space()
-        yield from self._accept("</tool_call>")
+        yield from self._accept(self._END)
+
+
+class HunyuanParser(HermesParser):
+    """`<tool_calls>[{"name": …, "arguments": {…}}, …]</tool_calls>`: Hunyuan A13B."""
+
+    _BEGIN, _END = "<tool_calls>", "</tool_calls>"
+
+
+class NemotronParser(HermesParser):
+    """`<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>`: Nemotron Nano 2 and Nemotron Super 1.5."""
+
+    _BEGIN, _END = "<TOOLCALL>", "</TOOLCALL>"
 
 
 class Llama3JsonParser(ToolParser):
@@ -95,3 +109,30 @@ class DeepseekV3Parser(ToolParser):
         yield from self._accept(self._CALL_END)
         yield from self._space()
         yield from self._accept(self._CALLS_END)
+
+
+class KimiK2Parser(ToolParser):
+    """`<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>` in a section: Kimi K2."""
+
+    _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    _BEGIN, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+
+    def _call(self) -> Steps[None]:
+        if (yield from self._content(self._SECTION, self._BEGIN)) == self._SECTION:
+            yield from self._space()
+            yield from self._expect(self._BEGIN)
+        yield from self._space()
+        name = (yield from self._name()).removeprefix("functions.").partition(":")[0]
+        if not name:
+            raise NotACallError
+        yield from self._space()
+        yield from self._expect(self._ARGUMENTS)
+        yield from self._space()
+        yield from self._choose("{")
+        self._begin(name)
+        yield from self._json_arguments()
+        self._end()
+        yield from self._space()
+        yield from self._accept(self._END)
+        yield from self._space()
+        yield from self._accept(self._SECTION_END)

@@ -4,7 +4,32 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
-from antiphon.shared.text.reasoning import Parts, ReasoningSplitter
+from antiphon.shared.text.reasoning import Parts
+
+
+class Splitter(Protocol):
+    """Separates reasoning from the rest of the output: a `ReasoningSplitter`, or the one of another format."""
+
+    @property
+    def found(self) -> bool:
+        """Whether the output has reasoning, even an empty one."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all further text belongs to the answer unchanged."""
+        ...
+
+    def feed(self, text: str) -> Parts:
+        """Returns the parts that are certain after this text, up to further reasoning after the answer.
+
+        The parts after them are returned for an empty text.
+        """
+        ...
+
+    def finish(self) -> Parts:
+        """Returns the rest of the output, as `feed` does: until there are no parts."""
+        ...
 
 
 class CallParser(Protocol):
@@ -35,7 +60,7 @@ class OutputParser:
 
     def __init__(
         self,
-        reasoning: ReasoningSplitter | None = None,
+        reasoning: Splitter | None = None,
         calls: CallParser | None = None,
         *,
         show_reasoning: bool = True,
@@ -64,16 +89,21 @@ class OutputParser:
         """Returns the events that are certain after this text, which has `num_tokens` tokens."""
         if self._reasoning is None or self._reasoning.is_over:
             return self._content(text)
-        parts = self._reasoning.feed(text)
-        in_answer = round(num_tokens * len(parts.answer) / len(text)) if parts.answer and text else 0
+        events: list[Event] = []
+        num_in_answer, parts = 0, self._reasoning.feed(text)
+        while any(parts):
+            num_in_answer += len(parts.answer)
+            events += self._shown(parts)
+            parts = self._reasoning.feed("")
+        in_answer = round(num_tokens * num_in_answer / len(text)) if num_in_answer and text else 0
         self._num_before_answer += num_tokens - min(in_answer, num_tokens)
-        return self._shown(parts)
+        return joined(events)
 
     def finish(self) -> list[Event]:
         """Returns the rest of the output. `feed` must not be called afterwards."""
         events: list[Event] = []
-        if self._reasoning is not None:
-            events += self._shown(self._reasoning.finish())
+        while self._reasoning is not None and any(parts := self._reasoning.finish()):
+            events += self._shown(parts)
         if self._calls is not None:
             events += self._of_calls(self._calls.finish())
         return joined(events)

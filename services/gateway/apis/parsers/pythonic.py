@@ -4,19 +4,19 @@ The text is parsed as Python, never run: only literals are arguments.
 """
 
 import ast
-import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from antiphon.services.gateway.apis.parsers.python_literals import in_json, literal_value
 from antiphon.services.gateway.apis.parsers.reader import NotACallError, Steps
 from antiphon.services.gateway.apis.parsers.tool_parser import ToolParser
 
 _BETWEEN = re.compile(r"[^\"'()\[\]{}]*")
 _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
-_JSON_NAMES = {"true": True, "false": False, "null": None}
-"""JSON's names of literals, which models write as well as Python's."""
+_LINE_END = re.compile(r"(?<!\\)((?:\\\\)*)(\\?)\n")
+"""A line break in a string, with the backslashes before it: models write it, though Python's strings do not have it."""
 
 
 class PythonicParser(ToolParser):
@@ -26,16 +26,20 @@ class PythonicParser(ToolParser):
     on when it is complete.
     """
 
+    _BEGIN, _END = "<|python_start|>", "<|python_end|>"
+    _IS_MARKED = False
+    """Whether the list must stand between the marks, so that every name is that of a function."""
+
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         super().__init__(tools)
         self._may_begin = True
 
     def _call(self) -> Steps[None]:
-        if not self._may_begin:
-            yield from self._content("<|python_start|>")
+        if self._IS_MARKED or not self._may_begin:
+            yield from self._content(self._BEGIN)
         self._may_begin = False
         yield from self._space()
-        yield from self._accept("<|python_start|>")
+        yield from self._accept(self._BEGIN)
         yield from self._space()
         yield from self._expect("[")
         while True:
@@ -46,11 +50,11 @@ class PythonicParser(ToolParser):
                 break
         yield from self._expect("]")
         yield from self._space()
-        yield from self._accept("<|python_end|>")
+        yield from self._accept(self._END)
 
     def _python_call(self) -> Steps[None]:
         name = yield from self._name()
-        if name not in self._tools:
+        if not self._IS_MARKED and name not in self._tools:
             raise NotACallError
         yield from self._expect("(")
         parts: list[str] = []
@@ -67,7 +71,9 @@ class PythonicParser(ToolParser):
             yield from self._need(1)
             mark = self._text[self._position]
             if mark in "\"'":
-                yield from self._string(parts.append, mark, _IN_STRING[mark])
+                string: list[str] = []
+                yield from self._string(string.append, mark, _IN_STRING[mark])
+                parts.append(_LINE_END.sub(_escaped, "".join(string)))
             elif mark in "([{":
                 depth += 1
                 parts.append(self._read(1))
@@ -83,6 +89,24 @@ class PythonicParser(ToolParser):
                 parts.append(self._read(len(found[0])))
 
 
+class Lfm2Parser(PythonicParser):
+    """`<|tool_call_start|>[get_weather(city="Rome")]<|tool_call_end|>`: LFM2. The calls may also be JSON objects."""
+
+    _BEGIN, _END = "<|tool_call_start|>", "<|tool_call_end|>"
+    _IS_MARKED = True
+
+    def _python_call(self) -> Steps[None]:
+        if (yield from self._next_is("{")):
+            yield from self._json_call(only_known=False)
+        else:
+            yield from super()._python_call()
+
+
+def _escaped(line_end: re.Match[str]) -> str:
+    escaped, single = line_end.groups()
+    return escaped + 2 * single + "\\n"
+
+
 def _arguments_json(text: str) -> str:
     """Returns the keyword arguments of a call as a JSON object. Raises NotACallError if one is no literal."""
     try:
@@ -91,10 +115,8 @@ def _arguments_json(text: str) -> str:
             call = ast.parse(f"f({text})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise NotACallError
-        values = {_keyword(item): _literal(item.value) for item in call.keywords}
-        arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        arguments.encode()  # raises ValueError for half a surrogate pair, which Python's literals may hold
-        return arguments
+        values = {_keyword(item): literal_value(item.value) for item in call.keywords}
+        return in_json(values)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NotACallError from None
 
@@ -103,25 +125,3 @@ def _keyword(item: ast.keyword) -> str:
     if item.arg is None:  # `**…`
         raise NotACallError
     return item.arg
-
-
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Constant(value=str() | int() | float() | None as value):
-            return value
-        case ast.Name(id=name) if name in _JSON_NAMES:
-            return _JSON_NAMES[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True)}
-        case _:
-            raise NotACallError
-
-
-def _key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    raise NotACallError

@@ -76,6 +76,21 @@ class Strictness:
     """A maximum of output tokens beyond what fits into the context (`--long-outputs`)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What a request has generated, for the access log. `error`: code of its error, or who cancelled it."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    first_token_s: float
+    """0: there was no token."""
+    engines: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    error: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Call(Caller):
     """One HTTP request. The headers are empty if the client did not send them."""
@@ -104,6 +119,10 @@ class Call(Caller):
     strict: Strictness = field(default_factory=Strictness, compare=False)
     ignored: dict[str, None] = field(default_factory=dict[str, None], compare=False)
     """What the request asks for and does not get: names of fields, in order (`ignore`)."""
+    generated: Generated | None = field(default=None, compare=False)
+    """Set when its generation has ended; of several, the last one."""
+    error_code: str = field(default="", compare=False)
+    """Code of the error with which it was answered."""
     was_admitted: bool = False
     """Whether another gateway has admitted the request within the key's limits, and this gateway continues it."""
 
@@ -150,6 +169,12 @@ def name_call(client_request_id: Any) -> None:
     call = current_call()
     if isinstance(client_request_id, str) and not call.client_request_id and _is_client_id(client_request_id):
         call.client_request_id = client_request_id
+
+
+def note_error(code: str) -> None:
+    """Notes the code of the error with which the current call is answered."""
+    if (call := current_call()) is not _NO_CALL:
+        call.error_code = code
 
 
 def ignore(name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
-from antiphon.services.gateway.edge.access.call import Call, current_call
+from antiphon.services.gateway.edge.access.call import Call, Generated, current_call
 from antiphon.services.gateway.edge.access.quotas import KeyQuota, Quotas
 from antiphon.services.gateway.edge.access.reservation import QuotaReservation
 from antiphon.services.gateway.edge.access.usage import UsageLedger
@@ -270,6 +270,7 @@ class GuardedGeneration:
             return
         self._ended = True
         counts, code = self.token_counts, error_code or cause
+        self._call.generated = self._generated(counts, code)
         self._record.ended(outcome, code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons))
         if self._reservation is not None:
             if self._inner is None:
@@ -278,6 +279,18 @@ class GuardedGeneration:
                 self._reservation.finish(counts.prompt + counts.generated)
         if self._inner is not None:
             self._usage.record(self._usage_record(counts, outcome, error_code))
+
+    def _generated(self, counts: TokenCounts, error: str) -> Generated:
+        return Generated(
+            request_id=self._request.request_id,
+            model=self._request.model,
+            prompt_tokens=counts.prompt,
+            output_tokens=self._num_shown,
+            first_token_s=self._first_token_s,
+            engines=tuple(dict.fromkeys(name for one in self.outputs for name in one.engines)),
+            finish_reasons=tuple(self._finish_reasons),
+            error=error,
+        )
 
     def _usage_record(self, counts: TokenCounts, outcome: UsageOutcome, error_code: str) -> UsageRecord:
         return UsageRecord(

@@ -22,6 +22,7 @@ from antiphon.services.gateway.edge.access.call import (
 )
 from antiphon.services.gateway.edge.access.quotas import Quotas
 from antiphon.services.gateway.edge.access.turns import Turns
+from antiphon.services.gateway.edge.http.access_log import AccessLog
 from antiphon.services.gateway.edge.http.admission import Admission
 from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.edge.http.browsers import BrowserRules
@@ -65,8 +66,9 @@ class Edge:
         prefix: str = "",
         strict: Strictness = _LENIENT,
         streaming: Collection[str] = (),
+        access_log: AccessLog | None = None,
     ) -> None:
-        self.app = app
+        self.app, self.access_log = app, access_log or AccessLog(is_on=False)
         self._admission = Admission(app, quotas)
         self._repeatable = Idempotency(self._admission, streaming=streaming)
         self.keys, self.browsers, self.strict = keys, browsers, strict
@@ -131,8 +133,22 @@ class _Passage:
         try:
             await self._guarded(receive)
         finally:
+            seconds = time.perf_counter() - began
             self._edge.metrics.http_in_progress.dec()
-            self._edge.metrics.count_http(self._handler(), self._method, self._status, time.perf_counter() - began)
+            self._edge.metrics.count_http(self._handler(), self._method, self._status, seconds)
+            self._log(seconds)
+
+    def _log(self, seconds: float) -> None:
+        is_internal, path = self._scope["state"].get(INTERNAL), self._scope["path"]
+        self._edge.access_log.ended(
+            self._method,
+            self._path,
+            self._status,
+            seconds,
+            shown=self._scope.get("raw_path", path.encode()).decode("latin-1"),
+            call=current_call() if is_internal else self._call,
+            request_id=self._request_id,
+        )
 
     async def _guarded(self, receive: Receive) -> None:
         try:
@@ -151,6 +167,7 @@ class _Passage:
         except Exception as error:
             failure = as_service_error(error)
             self._edge.metrics.count_error(failure.code)
+            self._call.error_code = failure.code
             if self._started:
                 raise
             body = self._edge.formats.body(failure, self._scope)

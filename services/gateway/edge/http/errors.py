@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from antiphon.services.gateway.edge.access.call import route_path
+from antiphon.services.gateway.edge.access.call import note_error, route_path
 from antiphon.services.gateway.edge.http.json_response import encoded_response
 from antiphon.shared.errors import CODES, ServiceError
 
@@ -86,6 +86,7 @@ def install(app: FastAPI, count: Callable[[str], None], formats: ErrorFormats) -
     async def answer(request: Request, error: Exception) -> Response:
         failure = _unknown_route(request, error) if isinstance(error, HTTPException) else as_service_error(error)
         count(failure.code)
+        note_error(failure.code)
         return error_response(failure, getattr(error, "headers", None), formats.body(failure, request.scope))
 
     for kind in (ServiceError, HTTPException, RequestValidationError):

@@ -13,7 +13,7 @@ from antiphon.services.gateway.apis.openai.bodies.metadata import check_metadata
 from antiphon.services.gateway.apis.openai.bodies.parameter_names import renamed
 from antiphon.services.gateway.apis.openai.bodies.parameters import RequestDefaults
 from antiphon.services.gateway.apis.openai.body import SamplerFields
-from antiphon.services.gateway.apis.openai.chat import ChatRequest, chat_request
+from antiphon.services.gateway.apis.openai.chat import ChatRequest, chat_request, follows_budget
 from antiphon.services.gateway.apis.openai.schemas import ChatBody
 from antiphon.services.gateway.edge.access.call import ignore
 from antiphon.services.gateway.guests.responses import text_format, tools
@@ -30,6 +30,7 @@ _NAMES = {
     "messages": "input",
     "logprobs": "include",
     "reasoning_effort": "reasoning.effort",
+    "thinking_token_budget": "reasoning.max_tokens",
     **text_format.NAMES,
     **tools.NAMES,
 }
@@ -63,12 +64,15 @@ def response_request(
         top_logprobs=body.top_logprobs,
         include_reasoning=shows_reasoning(body),
         reasoning_effort=reasoning_effort(body),
+        thinking_token_budget=thinking_budget(body),
         **tools.tool_fields(body, told),
         **text_format.structure_fields(body.text),
         **{name: getattr(body, name) for name in _SAMPLING},
     )
     with renamed(_NAMES):
-        request, answer = chat_request(chat, card, request_id, defaults, settings)
+        request, answer = converted = chat_request(chat, card, request_id, defaults, settings)
+    if not follows_budget(chat, converted):
+        ignore(_NAMES["thinking_token_budget"])
     request = parameters.with_grammar_named(request, _NAMES)
     return ChatRequest(replace(request, inputs=replace(request.inputs, names=("input",))), answer)
 
@@ -82,7 +86,10 @@ def check(body: ResponsesBody) -> None:
             ignore(f"include.{name}")
     if body.truncation not in (None, "auto", "disabled"):
         refuse("truncation", "must be 'auto' or 'disabled'")
-    check_fields(body.reasoning or {}, ("effort", "summary"), "reasoning")
+    check_fields(body.reasoning or {}, ("effort", "summary", "max_tokens"), "reasoning")
+    budget = thinking_budget(body)
+    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool)):
+        refuse("reasoning.max_tokens", "must be an integer")
     effort = reasoning_effort(body)
     if effort is not None and not isinstance(effort, str):
         refuse("reasoning.effort", "must be a string")
@@ -111,3 +118,8 @@ def shows_reasoning(body: ResponsesBody) -> bool:
 def reasoning_effort(body: ResponsesBody) -> Any:
     """Returns `reasoning.effort`; None if the request does not have it. The value is not checked."""
     return (body.reasoning or {}).get("effort")
+
+
+def thinking_budget(body: ResponsesBody) -> Any:
+    """Returns `reasoning.max_tokens`, the largest number of tokens of reasoning; None: no limit. It is not checked."""
+    return (body.reasoning or {}).get("max_tokens")

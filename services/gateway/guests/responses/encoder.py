@@ -297,7 +297,8 @@ class ResponseEncoder:
                 choice.logprobs.clear()  # In this API, calls have no log probabilities.
                 answer = self._context.answer_format
                 assert answer is not None
-                return self._output.begin_call(answer.call_id(self._context.request.request_id, 0, call), name)
+                call_id = answer.call_id(self._context.request.request_id, 0, call, name)
+                return self._output.begin_call(call_id, name)
             case CallArguments(_, text):
                 choice.logprobs.clear()
                 return self._output.add_arguments(text)

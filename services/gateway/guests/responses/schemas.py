@@ -39,7 +39,8 @@ class ResponsesBody(SamplerFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     """`none`, `auto`, `required`, `{"type": "function", "name": …}`, or `{"type": "allowed_tools", …}`."""
     reasoning: dict[str, Any] | None = None
-    """Effort, and whether the output has items of reasoning: `{"effort": …, "summary": …}`. `convert` checks it."""
+    """Effort, whether the output has items of reasoning, and how many tokens of it at most: `{"effort": …,
+    "summary": …, "max_tokens": …}`. `convert` checks it."""
     truncation: str | None = None
     """`auto`: what does not fit into the context is left out, the oldest first. `disabled`: it is refused."""
     parallel_tool_calls: bool | None = None

@@ -1,4 +1,4 @@
-"""The API of resumable streams: `GET /v1/streams/{id}`."""
+"""The API of resumable streams: `GET` and `DELETE /v1/streams/{id}`."""
 
 from antiphon.services.gateway.apis.openai.base import Api
 from antiphon.services.gateway.apis.openai.serving import Serving
@@ -14,3 +14,4 @@ class TheApi(Api):
         streams = serving.guests.offered(Streams)
         if streams is not None:
             routes.get("/v1/streams/{stream_id}", streams.retrieve, EventStream)
+            routes.delete("/v1/streams/{stream_id}", streams.end)

@@ -20,6 +20,7 @@ from antiphon.services.gateway.apis.openai.request_context import RequestContext
 from antiphon.services.gateway.apis.openai.serving import LAST_EVENT_ID, RESUMABLE, StreamBook
 from antiphon.services.gateway.edge.access.call import current_call, is_id, may_see
 from antiphon.services.gateway.edge.http import request_body
+from antiphon.services.gateway.edge.http.json_response import json_response
 from antiphon.services.gateway.edge.http.routing.direct_route import Endpoint
 from antiphon.services.gateway.edge.http.server.web_socket import FROM_SOCKET
 from antiphon.services.gateway.guests.resume.body_images import CutBody, WholeBody, without_images
@@ -32,7 +33,7 @@ from antiphon.services.gateway.guests.resume.claim import (
 )
 from antiphon.services.gateway.guests.resume.cut import beyond_the_end
 from antiphon.services.gateway.guests.resume.journal import Journal, JournaledStream
-from antiphon.services.gateway.guests.resume.position import Position, parse
+from antiphon.services.gateway.guests.resume.position import START, Position, parse
 from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
 from antiphon.services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
 from antiphon.services.gateway.guests.resume.running import RunningStream, taken
@@ -97,6 +98,18 @@ class Streams(Guest, StreamBook):
             if name != "from":
                 raise ServiceError("unsupported_parameter", f"Unknown parameter '{name}'.", param=name)
         return await self.resume(stream_id.partition(":")[0], parse(request.query_params.get("from", "0"), "from"))
+
+    async def end(self, stream_id: str) -> Response:
+        """The endpoint `DELETE /v1/streams/{id}`: ends a stream, also without its client and at another gateway.
+
+        It cannot be resumed any more.
+        """
+        try:
+            claim = await self._claim(stream_id, START, cause="cancelled_by_api")
+            await self.store.replace(msgspec.structs.replace(claim.record, renewed_at=0.0), claim.revision)
+        except LogUnavailableError as error:
+            raise unavailable(error) from error
+        return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
 
     async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
         """Records a new or resumed stream. Returns None if it is not recorded."""
@@ -211,7 +224,9 @@ class Streams(Guest, StreamBook):
             await asyncio.sleep(pause_s)
         return await self.store.find(request_id)
 
-    async def _claim(self, request_id: str, position: Position, path: str, body: bytes) -> Claim:
+    async def _claim(
+        self, request_id: str, position: Position, path: str = "", body: bytes = b"", cause: str = "stream_taken"
+    ) -> Claim:
         for _ in range(_CLAIMS_MAX):
             found = await self._find(request_id) if is_id(request_id) else None
             if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
@@ -225,19 +240,23 @@ class Streams(Guest, StreamBook):
                 raise ServiceError("invalid_value", told, param="Last-Event-ID")
             if time.time() - record.renewed_at > limits.STREAM_RESUME_S:
                 raise _expired(request_id, f"it can be resumed for {limits.STREAM_RESUME_S:g} seconds")
-            claim = await self._take(record, revision, position, whole)
+            claim = await self._take(record, revision, position, whole, cause)
             if claim is not None:
                 return claim
         raise taken()
 
-    async def _take(self, record: StreamRecord, revision: int, position: Position, whole: WholeBody) -> Claim | None:
-        """Makes this gateway the owner. Returns None if another gateway has become the owner meanwhile.
+    async def _take(
+        self, record: StreamRecord, revision: int, position: Position, whole: WholeBody, cause: str
+    ) -> Claim | None:
+        """Makes this gateway the owner; a run here ends for `cause`.
+
+        Returns None if another gateway has become the owner meanwhile.
 
         Raises ServiceError, see `claimed_record`.
         """
         here = self._running.get(record.request_id)
         if here is not None and here.journaled is not None:
-            here.take_away()
+            here.take_away(cause)
             await here.over()
             accepted = here.journaled.accepted
         else:

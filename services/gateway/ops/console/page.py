@@ -4,8 +4,10 @@ The files hold no secrets and need no key; the console asks for a key when an en
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +18,7 @@ from antiphon.shared.errors import ServiceError
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -27,6 +29,7 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 _INDEX, _DOCS = "index.html", "docs.html"
 
@@ -46,11 +49,7 @@ class ConsolePage:
 
     def __init__(self) -> None:
         folder = resources.files("antiphon.services.gateway.ops.console") / "static"
-        self._files = {
-            entry.name: _file(entry.name, entry.read_bytes())
-            for entry in folder.iterdir()
-            if entry.name.rpartition(".")[2] in _TYPES
-        }
+        self._files = {name: _file(name, entry.read_bytes()) for name, entry in _entries(folder)}
 
     def add(self, routes: Routes) -> None:
         """Adds the routes."""
@@ -71,6 +70,15 @@ class ConsolePage:
     async def docs(self, request: Request) -> Response:
         """Answers with the page that shows /openapi.json."""
         return await self.file(request, _DOCS)
+
+
+def _entries(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversable]]:
+    """Yields the files that are served, also those of folders in it, with their names relative to the first folder."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _entries(entry, f"{above}{entry.name}/")
+        elif entry.name.rpartition(".")[2] in _TYPES:
+            yield above + entry.name, entry
 
 
 def _file(name: str, body: bytes) -> _File:

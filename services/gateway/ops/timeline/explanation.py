@@ -161,7 +161,9 @@ def _divide_attempt(
     first, steps = arrived[0]["arrived_s"] if arrived else end, attempt["steps"]
     if before is not None and any(one["arrived_s"] < placed for one in pieces):
         # The client waits from the last token on one engine to the first on the other.
-        if (move := division.until(first, "move", f"{before['engine']} to {engine}")) is not None:
+        # An engine that was silent and responds again continues what it had.
+        where = engine if before["engine"] == engine else f"{before['engine']} to {engine}"
+        if (move := division.until(first, "move", where)) is not None:
             move.why = before["reason"] or ""
     else:
         division.until(placed, "gateway_queue")
@@ -221,7 +223,8 @@ def _text(cause: _Span, timeline: dict[str, Any]) -> str:
         "engine_queue": f"waiting in the queue of {where}",
         "prefill": f"computing the prompt of {_count(timeline['prompt_tokens'], 'token')}{known} on {where}",
         "decode": f"generating {_count(cause.num_tokens, 'token')} on {where}",
-        "move": f"moving from {where}" + (f" ({cause.why})" if cause.why else ""),
+        "move": (f"moving from {where}" if " to " in where else f"placing it on {where} again")
+        + (f" ({cause.why})" if cause.why else ""),
         "preemption": f"waiting on {where}, which needed the KV blocks for others",
         "delivery": "writing the rest of the answer to the client",
     }[name]

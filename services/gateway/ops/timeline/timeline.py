@@ -8,6 +8,7 @@ true times are later, by at most `accepted_s - placed_s`.
 
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from antiphon.services.gateway.ops.timeline.explanation import explain
@@ -82,7 +83,9 @@ def phases_of(record: RequestRecord) -> dict[str, float]:
     `engine_queue`: the wait in the engine for a place in the batch. `prefill`: from then until the first token is at
     the gateway. `decode`: from the first to the last token. `delivery`: from the last token to the last byte of the
     answer. With several sequences, a phase ends with the first sequence that is placed, begins or gives a token;
-    `decode` ends with the last token of all.
+    `decode` ends with the last token of all. `move` and `preemption`, only if there were any, are parts of that time
+    that do not count as `decode`: the sequence that ended last waited for its next token on another engine, or until
+    its blocks were computed again.
     """
     phases: dict[str, float] = {}
     placed = min((one.attempts[0].placed_us for one in record.sequences.values() if one.attempts), default=None)
@@ -107,7 +110,32 @@ def phases_of(record: RequestRecord) -> dict[str, float]:
     if record.ended_us is None:
         name = next((name for name, until in marks if until is None), "delivery")
         phases[name] = round(max(0, record.duration_us - began) / 1e6, 6)
+    for name, interrupted_us in _interruptions(record):
+        if interrupted_us and "decode" in phases:
+            phases[name] = round(min(interrupted_us / 1e6, phases["decode"]), 6)
+            phases["decode"] = round(phases["decode"] - phases[name], 6)
     return phases
+
+
+def _interruptions(record: RequestRecord) -> Iterator[tuple[str, int]]:
+    """Yields how long the output of the sequence that ended last was interrupted by moves and by preemptions."""
+    having = [one for one in record.sequences.values() if one.arrived]
+    if not having:
+        return
+    sequence = max(having, key=lambda one: one.arrived[-PIECE_COLUMNS])
+    arrived = [arrived_us for arrived_us, _ in _times(record, sequence.arrived)]
+    move = preemption = 0
+    for before, after in pairwise(sequence.attempts):
+        had = [one for one in arrived if one < after.placed_us]
+        if before.lost_us is not None and had:
+            move += next((one for one in arrived if one >= after.placed_us), had[-1]) - had[-1]
+    for attempt in sequence.attempts if any(one.preempted_before for one in sequence.attempts) else ():
+        for step in _steps(attempt):
+            began, ended = step["end_s"] - step["gap_s"], step["end_s"]
+            if step["preempted_before"] and step["start_s"] * 1e6 > arrived[0]:
+                preemption += int(1e6 * (min(ended, arrived[-1] / 1e6) - max(began, arrived[0] / 1e6)))
+    yield "move", move
+    yield "preemption", max(0, preemption)
 
 
 def _attempt(one: Attempt) -> dict[str, Any]:

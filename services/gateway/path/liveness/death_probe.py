@@ -8,6 +8,7 @@ that is only slow or frozen still has its subscription: if it answers, its lease
 import logging
 from collections.abc import Callable, Sequence
 
+from antiphon.services.gateway.path.liveness.loss_report import ENDED
 from antiphon.services.gateway.path.sequence_state import Address
 from antiphon.services.gateway.path.service_clients import ProbeResult, ServiceClients
 from antiphon.shared import limits
@@ -20,7 +21,6 @@ from antiphon.shared.messages import Heartbeat, MemberEnded
 from antiphon.shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
-ENDED = "its process has ended"
 PROBED = ("engine", "detokenizer")
 ENDED_WAITS_S = (0.02, 0.04, 0.08, 0.16)
 """How long to wait for each answer of a member of which a launcher says that it has ended, seconds. A question that the

@@ -250,7 +250,13 @@ def _with_thinking(
 ) -> SamplingParams:
     """Returns the parameters with the limit of reasoning. `marks`: the packed token ids of its marks."""
     opening, closing = (tuple(unpack_ids(mark)) for mark in marks)
-    budget = ThinkingBudget(limit.budget, opening, closing, limit.begins_inside(prompt_tail))
+    budget = ThinkingBudget(
+        budget=limit.budget,
+        opening=opening,
+        closing=closing,
+        inside=limit.begins_inside(prompt_tail),
+        repeats=limit.repeats,
+    )
     return _checked(msgspec.structs.replace(params, thinking=budget))
 
 

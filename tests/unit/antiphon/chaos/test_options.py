@@ -21,7 +21,7 @@ def read(*words: str) -> None:
         (["--calm=-1"], "--calm"),
         (["--url=http://127.0.0.1:1"], "--run-directory"),
         (["--url=http://127.0.0.1:1", "--run-directory=/tmp/antiphon-1-x", "--model=m"], "--model"),
-        (["--token=k"], "--token"),
+        (["--token=k"], "--api-key"),
     ],
 )
 def test_options_that_cannot_be_followed_are_refused(words: list[str], named: str) -> None:
@@ -31,4 +31,4 @@ def test_options_that_cannot_be_followed_are_refused(words: list[str], named: st
 
 def test_the_defaults_and_a_server_with_a_key_are_taken() -> None:
     read()
-    read("--url=http://127.0.0.1:1", "--run-directory=/tmp/antiphon-1-x", "--token=k")
+    read("--server=http://127.0.0.1:1", "--run-directory=/tmp/antiphon-1-x", "--api-key=k")

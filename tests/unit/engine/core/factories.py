@@ -23,9 +23,12 @@ def make_core(
     max_model_len: int = 256,
     num_host_blocks: int = 0,
     num_stages: int = 1,
+    num_states: int = 0,
+    interval: int = 8,
+    has_draft_layer: bool = False,
     **others: Any,
 ) -> Core:
-    """`others` are further limits."""
+    """`others` are further limits. `interval`: tokens from one snapshot of a recurrent state to the next."""
     limits = CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -41,6 +44,9 @@ def make_core(
         eos_token_ids=frozenset({EOS}),
         num_host_blocks=num_host_blocks,
         num_stages=num_stages,
+        num_states=num_states,
+        state_interval=interval if num_states else 0,
+        has_draft_layer=has_draft_layer,
     )
     return Core(limits, facts)
 

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.services.engine.core import invariants
 from antiphon.services.engine.core.core import Core
-from antiphon.services.engine.core.prompt_lookup import BLANK_STEPS_MAX, REST_STEPS_MAX, PromptLookup
+from antiphon.services.engine.core.drafts.prompt_lookup import BLANK_STEPS_MAX, REST_STEPS_MAX, PromptLookup
 from tests.unit.engine.core.factories import EOS, answer, make_core, prompt_of, shares, spec, step
 
 

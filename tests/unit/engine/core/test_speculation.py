@@ -6,6 +6,7 @@ import pytest
 
 from antiphon.services.engine.core.policy.speculation import (
     COST_SHARE,
+    FREE_PROMPTS,
     REFRESH_STEPS,
     SAVED_STEPS_MAX,
     SpeculationController,
@@ -123,3 +124,100 @@ def test_of_steps_planned_ahead_the_time_between_results_counts() -> None:
     speculation.ended(39, 50.5, 0)
     speculation.ended(40, 53.5, 0)
     assert speculation.num_drafting(1, 54.0) == 0
+
+
+class LayerMachine:
+    """Steps of a second whose draft layer takes `layer_s`; drafts take `draft_s` more, and a `share` of them is right.
+
+    All sequences of the batch draft if any does.
+    """
+
+    def __init__(self, batch: int, layer_s: float, draft_s: float, share: float) -> None:
+        self.times = StepTimes()
+        self.speculation = SpeculationController(self.times, predicts=True)
+        self.batch, self.layer_s, self.draft_s, self.share = batch, layer_s, draft_s, share
+        self.now_s, self.step, self.tokens, self.prompts_s, self.right = 1.0, 0, 0, 0.0, 0.0
+        self.has_drafts = False
+        self.num_prompts = 0
+        self.num_drafted: list[bool] = []
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            predicts = self.speculation.predicts(self.batch, self.now_s)
+            drafts = self.has_drafts and self.speculation.num_drafting(self.batch, self.now_s) >= self.batch
+            self.times.planned(self.step, self.now_s, self.batch, self.batch * drafts)
+            self.right += self.share * self.batch if drafts else 0
+            accepted, self.right = int(self.right), self.right % 1
+            layer_s = self.layer_s if predicts else 0.0
+            self.now_s += 1.0 + layer_s + self.draft_s * drafts
+            self.tokens += self.batch + accepted
+            ended = self.times.ended(self.step, self.now_s, layer_s)
+            self.speculation.step_ended(ended, accepted, layer_s)
+            self.has_drafts = predicts
+            self.num_drafted.append(drafts)
+
+    def prompt(self, plain_s: float, layer_s: float) -> None:
+        """A step with a prompt, of which the layer takes its share in two places."""
+        self.step += 1
+        self.times.planned(self.step, self.now_s, 1, 0, decodes=False)
+        takes_part = self.speculation.predicts_prompts(self.now_s)
+        self.now_s += plain_s + 2 * layer_s * takes_part
+        self.prompts_s += plain_s
+        ended = self.times.ended(self.step, self.now_s, layer_s)
+        self.speculation.step_ended(ended, 0, layer_s * takes_part)
+        self.num_prompts += takes_part
+
+    @property
+    def plain_s(self) -> float:
+        return self.tokens / self.batch + self.prompts_s
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize(("layer_s", "draft_s", "share"), [(0.3, 0.1, 0.0), (0.05, 1.0, 0.7), (0.4, 0.2, 0.3)])
+def test_a_layer_that_does_not_pay_costs_a_small_share_of_the_time(
+    batch: int, layer_s: float, draft_s: float, share: float
+) -> None:
+    machine = LayerMachine(batch, layer_s, draft_s, share)
+    machine.run(3000)
+    assert any(machine.num_drafted), "it never tries"
+    assert machine.now_s <= (1 + COST_SHARE + 0.002) * machine.plain_s + 2
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_a_layer_that_pays_is_noticed_in_batches_of_every_size(batch: int) -> None:
+    machine = LayerMachine(batch, 0.2, 0.1, 0.75)
+    machine.run(300)
+    assert machine.num_drafted.index(True) < 60
+    assert sum(machine.num_drafted[60:]) >= 240 * (1 - 2 / REFRESH_STEPS)
+    assert machine.now_s < 0.9 * machine.plain_s
+
+
+def test_what_the_layer_computes_of_prompts_is_paid_by_what_drafts_have_saved() -> None:
+    """With much saved all prompts are computed; with nothing saved, the first ones and then a few."""
+    saving, losing = (LayerMachine(8, 0.2, 0.1, share) for share in (0.75, 0.1))
+    for machine in (saving, losing):
+        for _ in range(100):
+            machine.prompt(40.0, 2.0)
+            machine.run(100)
+    assert saving.num_prompts >= 95
+    assert FREE_PROMPTS <= losing.num_prompts <= 30
+    assert saving.now_s < 0.95 * saving.plain_s
+    assert losing.now_s <= (1 + COST_SHARE + 0.002) * losing.plain_s + FREE_PROMPTS * 4 + 8
+
+
+def test_prompts_without_answers_cost_a_small_share() -> None:
+    machine = LayerMachine(8, 0.2, 0.1, 0.75)
+    for _ in range(1000):
+        machine.prompt(40.0, 2.0)
+    assert machine.num_prompts > FREE_PROMPTS + 50
+    assert machine.now_s <= (1 + COST_SHARE) * machine.plain_s + FREE_PROMPTS * 4 + 4
+
+
+def test_without_a_clock_the_layer_always_predicts() -> None:
+    speculation = SpeculationController(StepTimes(), predicts=True)
+    assert speculation.predicts(8, 0.0)
+    assert speculation.predicts_prompts(0.0)
+    speculation = SpeculationController(StepTimes())
+    assert not speculation.predicts(8, 0.0)
+    assert not speculation.predicts_prompts(1.0)

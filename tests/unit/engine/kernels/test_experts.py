@@ -61,6 +61,18 @@ def test_a_mixture_is_the_sum_over_each_tokens_experts(tokens: int, dtype: torch
     torch.testing.assert_close(given.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_weights_of_inputs_multiply_before_the_activation() -> None:
+    x, gate_up, down = torch.randn(3, 12), torch.randn(2, 16, 12) * 0.3, torch.randn(2, 12, 8) * 0.3
+    weights, experts = torch.tensor([[0.5, 0.25]] * 3), torch.tensor([[1, 0]] * 3)
+    ups, downs = ([partial(F.linear, weight=matrix) for matrix in matrices] for matrices in (gate_up, down))
+    given = mixed_experts(x, weights, experts, ups, downs, gated_by("silu"), weighted_inputs=True)
+    expected = torch.zeros(3, 12)
+    for expert, weight in ((1, 0.5), (0, 0.25)):
+        gate, up = (weight * x @ gate_up[expert].t()).chunk(2, dim=1)
+        expected += (F.silu(gate) * up) @ down[expert].t()
+    torch.testing.assert_close(given, expected)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_their_formulas(name: str) -> None:
     x = torch.linspace(-4, 4, 41, dtype=torch.float64)
@@ -69,6 +81,7 @@ def test_activations_are_their_formulas(name: str) -> None:
         "gelu": x * (1 + torch.erf(x / 2**0.5)) / 2,
         "gelu_tanh": x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
         "relu": x.clamp(min=0),
+        "relu2": x.clamp(min=0) ** 2,
     }
     torch.testing.assert_close(ACTIVATIONS[name](x), formulas[name])
     gate_up = torch.stack((x, torch.full_like(x, 3.0)), dim=1)

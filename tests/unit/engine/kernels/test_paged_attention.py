@@ -46,7 +46,7 @@ class Case:
         positions = np.arange(self.seq_lens[row])
         return torch.from_numpy(self.tables[row, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
 
-    def run(self, window: int | None, spans: Sequence[Spans] | None = None) -> Tensor:
+    def run(self, window: int | None, spans: Sequence[Spans] | None = None, shape: AttentionShape = SHAPE) -> Tensor:
         # What was never written must not matter, unless it is not a number: the engine zeroes its caches.
         caches = [torch.full((NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM), 1e3) for _ in range(2)]
         for row in range(len(self.counts)):
@@ -55,16 +55,20 @@ class Case:
             torch.cat([x[-count:] for x, count in zip(xs, self.counts.tolist(), strict=True)])
             for xs in (self.keys, self.values)
         )
-        batch = plan_attention(self.starts, self.seq_lens, self.tables, window, SHAPE, spans)
+        batch = plan_attention(self.starts, self.seq_lens, self.tables, window, shape, spans)
         return paged_attention(self.queries, keys, values, caches[0], caches[1], batch)
 
-    def expected(self, window: int | None, spans: Sequence[Spans] | None = None) -> Tensor:
+    def expected(
+        self, window: int | None, spans: Sequence[Spans] | None = None, shape: AttentionShape = SHAPE
+    ) -> Tensor:
         """Query by query, key by key."""
         rows = []
         for row, count in enumerate(self.counts.tolist()):
             for i in range(count):
                 position = int(self.seq_lens[row]) - count + i
                 first = 0 if window is None else max(0, position - window + 1)
+                if window is not None and shape.chunked_windows:
+                    first = position // window * window
                 ends = [end for start, end in spans[row] if start <= position < end] if spans else []
                 end = max([position + 1, *ends])
                 query = self.queries[int(self.starts[row]) + i]
@@ -91,6 +95,18 @@ def test_any_mixture_of_decodes_and_chunks_is_attention_by_definition(
 ) -> None:
     case = Case(lengths, seed)
     torch.testing.assert_close(case.run(window), case.expected(window), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60)
+@given(LENGTHS, st.sampled_from([1, 3, 4, 7, 16, 100]), st.sampled_from([4, 512]), st.integers(0, 99))
+def test_a_query_sees_only_keys_of_its_own_chunk(
+    lengths: list[tuple[int, int]], chunk: int, tile: int, seed: int
+) -> None:
+    case, shape = Case(lengths, seed), replace(SHAPE, chunked_windows=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "TILE_QUERIES", tile)
+        given = case.run(chunk, shape=shape)
+    torch.testing.assert_close(given, case.expected(chunk, shape=shape), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 5])

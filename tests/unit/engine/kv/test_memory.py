@@ -7,11 +7,14 @@ import torch
 from antiphon.services.engine.backends.cpu.kv_memory import PanelMemory
 from antiphon.services.engine.kv.layout import KvMemory, place_bytes
 from antiphon.services.engine.kv.pieces import NativeCopy, checksum
+from antiphon.services.engine.models.families import llama
 from antiphon.services.engine.worker.capacity.kv_cache import KvCache
 from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, blocks_of, packed_blocks
+from tests.models import small_config
 from tests.native.libraries import library
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 2, 5, 64, 2, 24
+DESCRIPTION = llama.describe(small_config("llama", num_hidden_layers=LAYERS, num_key_value_heads=HEADS, head_dim=DIM))
 
 
 @pytest.fixture(params=["numpy", "library"])
@@ -36,7 +39,7 @@ def same_memory(
         return CacheMemory(both, packed_blocks(words.view(torch.int16), native), native)
     if kind == "panels":
         both = cache(dtype, 32, size)
-        return PanelMemory(both, both, DIM, model, native)
+        return PanelMemory(both, both, DESCRIPTION, model, native)
     both = cache(dtype, DIM, size)
     return CacheMemory(both, blocks_of(both, native), native)
 

@@ -85,7 +85,7 @@ def test_an_unknown_architecture_is_refused_with_the_list_of_those_supported() -
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"hidden_act": "relu2"}, "relu2"),
+        ({"hidden_act": "mish"}, "mish"),
         ({"dtype": "float8"}, "float8"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"attention_bias": "yes"}, "attention_bias"),

@@ -186,7 +186,7 @@ def test_free_text_with_tags_ends_neither_before_min_tokens_nor_where_ends_are_i
     def may_end(position: int, grammar: Grammar, **fields: Any) -> bool:
         params = SamplingParams(max_tokens=9, grammar=grammar, **fields)
         adjustment = Adjustment()
-        for one in processors_of(params, (), [], frozenset({END}), SIZE, compiler.processor):
+        for one in processors_of(params, (), [], frozenset({END}), SIZE, compiler):
             one.adjust(adjustment, position, ())
         assert adjustment.mask is not None
         return END in masks.allowed_ids(adjustment.mask, SIZE)

@@ -117,10 +117,12 @@ def test_a_file_that_is_mapped_is_read_before_it_is_needed(tmp_path: Path) -> No
     if num_resident(numbers) == num_pages(numbers):
         pytest.skip("this system keeps the file in memory")
     memory.fetch(numbers.ctypes.data + 100, numbers.nbytes - 100)
+    # A system that is short of memory takes some pages back while it reads others.
+    wanted = 0.9 * num_pages(numbers)
     deadline = time.monotonic() + 60
-    while num_resident(numbers) < num_pages(numbers) and time.monotonic() < deadline:
+    while num_resident(numbers) < wanted and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert num_resident(numbers) == num_pages(numbers)
+    assert num_resident(numbers) >= wanted
 
 
 def num_pages(numbers: NDArray[np.uint8]) -> int:

@@ -12,8 +12,10 @@ from antiphon.services.gateway.apis.openai.schemas import ChatBody
 from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format
 from antiphon.services.gateway.apis.openai.tools.forced_calls import forced_calls_schema
 from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
-from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
+from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart, Reasoning, joined
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
 from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
+from antiphon.services.gateway.apis.parsers.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from antiphon.services.gateway.path.generation import ModelCard
 from antiphon.shared.config import GatewaySettings
 from antiphon.shared.errors import ServiceError
@@ -86,16 +88,38 @@ def test_forced_calls_have_no_reasoning_and_need_no_format_of_the_model() -> Non
         forced = chosen(card, tools=TOOLS, tool_choice="required")
         assert forced is not None
         assert forced.reasoning_format is None
-        assert (len(forced.call_id("r", 0, 0)) == 9) is short
+        assert (len(forced.call_id("r", 0, 0, "now")) == 9) is short
 
 
 def test_ids_of_calls_are_the_same_for_the_same_place_and_short_where_the_template_needs_it() -> None:
     short, long = (AnswerFormat(choice=ToolChoice(), tool_format=TOOL_FORMATS[name]) for name in ("mistral", "hermes"))
-    ids = {long.call_id("r", choice, call) for choice in range(3) for call in range(3)}
+    ids = {long.call_id("r", choice, call, "now") for choice in range(3) for call in range(3)}
     assert len(ids) == 9
-    assert long.call_id("r", 0, 0) in ids
-    assert len(short.call_id("r", 0, 0)) == 9
-    assert short.call_id("r", 0, 0).isalnum()
+    assert long.call_id("r", 0, 0, "now") in ids
+    assert len(short.call_id("r", 0, 0, "now")) == 9
+    assert short.call_id("r", 0, 0, "now").isalnum()
+
+
+def test_ids_that_the_model_reads_again_are_numbered_through_the_conversation() -> None:
+    card = dataclasses.replace(CARD, tool_format="kimi_k2")
+    calls = [{"id": str(number), "function": {"name": "now"}} for number in range(3)]
+    messages = [*HELLO, {"role": "assistant", "tool_calls": calls}, *HELLO]
+    for choice in ("auto", "required"):
+        found = chosen(card, tools=TOOLS, tool_choice=choice, messages=messages)
+        assert found is not None
+        assert [found.call_id("r", 0, call, "get_weather") for call in range(2)] == [
+            "functions.get_weather:3",
+            "functions.get_weather:4",
+        ]
+
+
+def test_the_limit_of_reasoning_ends_the_message_of_a_channel() -> None:
+    found = chosen(dataclasses.replace(CARD, reasoning_format="gpt_oss"))
+    assert found is not None
+    limit = found.thinking_limit(5)
+    assert limit is not None
+    assert (limit.opening, limit.closing) == ("<|channel|>analysis<|message|>", "<|end|>")
+    assert "<|channel|>" in found.special_tokens
 
 
 @pytest.mark.parametrize(
@@ -116,6 +140,22 @@ def test_the_end_of_the_prompt_tells_whether_the_output_begins_within_reasoning(
     output.add(parser.feed("Hm.</think>Yes."))
     output.add(parser.finish())
     assert (output.reasoning, output.content) == (("Hm.", "Yes.") if inside else ("", "Hm.</think>Yes."))
+
+
+def test_reasoning_between_calls_stays_between_them() -> None:
+    """However much text arrives at once: a call must not be interrupted."""
+    answer = AnswerFormat(
+        choice=ToolChoice(mode="auto", tools=tuple(TOOLS)),
+        tool_format=TOOL_FORMATS["gpt_oss"],
+        reasoning_format=REASONING_FORMATS["gpt_oss"],
+    )
+    call = "<|channel|>commentary to=functions.now json<|message|>{}<|end|><|start|>assistant"
+    text = f"{call}<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
+    for pieces in ([text], [*text]):
+        parser = answer.parser("<|start|>assistant")
+        events = joined([event for piece in pieces for event in parser.feed(piece)] + parser.finish())
+        assert events == [CallStart(0, "now"), CallArguments(0, "{}"), Reasoning("Hm."), CallStart(1, "now"),
+                          CallArguments(1, "{}")]  # fmt: skip
 
 
 @pytest.mark.parametrize(

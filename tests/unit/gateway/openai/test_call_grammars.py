@@ -13,15 +13,18 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from antiphon.services.gateway.apis.openai.tools.forced_calls import forced_calls
 from antiphon.services.gateway.apis.openai.tools.strict_calls import strict_calls
 from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS, ReasoningFormat
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
 from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
+from antiphon.services.gateway.apis.parsers.reasoning_formats import ReasoningFormat
+from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.settings.output_formats import TOOL_ALIASES
 from antiphon.shared.text.grammars import constraint
 from antiphon.shared.text.reasoning import ReasoningSplitter
 from tests.tokenizer_files import token_id
 from tests.unit.gateway.outputs import Output
 
-END, HIDDEN = "<|end|>", "<hidden>"
+END, HIDDEN = "<eos>", "<hidden>"
 PLACE: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -50,9 +53,9 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "free", "parameters": PLACE, "strict": None}},
 ]
 CHOICE = ToolChoice(mode="auto", tools=tuple(TOOLS), places=(0, 1, 2))
-ONLY_CALLS = ["hermes", "llama3_json", "mistral", "deepseek_v3"]
+NAMES = [name for name in TOOL_FORMATS if name not in TOOL_ALIASES]
+ONLY_CALLS = [name for name in NAMES if TOOL_FORMATS[name].only_calls is not None]
 """The formats in which forced calls are written."""
-NAMES = ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "glm45", "pythonic"]
 ROME = '{"city": "Rome", "unit": "c", "days": 2}'
 PIECES = [
     *("Hello. ", " ", "\n", "{", "[", ";", "}", "]", ")", '"', ",", "<", "weather", "now", "free", "(", '{"a": 1}'),
@@ -81,12 +84,35 @@ CALLS = {
     "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>unit</arg_key>\n"
     "<arg_value>c</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
     "pythonic": '[weather(city="Rome", unit="c", days=2), now()]',
+    "gpt_oss": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ROME}",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    f"{ROME}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    "<|tool_calls_section_end|>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Rome</parameter>\n'
+    '<parameter name="unit">c</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n'
+    "</invoke>\n</minimax:tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Rome</parameter>\n"
+    "<parameter=unit>c</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
+    "lfm2": '<|tool_call_start|>[weather(city="Rome", unit="c", days=2), now()]<|tool_call_end|>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="unit" string="true">c</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Rome<|"|>,unit:<|"|>c<|"|>,days:2}<tool_call|><|tool_call>call:now{}'
+    "<tool_call|>",
+    "nemotron": f'<TOOLCALL>[{{"name": "weather", "arguments": {ROME}}}, {{"name": "now", "arguments": {{}}}}]'
+    "</TOOLCALL>",
+    "hunyuan": f'<tool_calls>[{{"name": "weather", "arguments": {ROME}}}, {{"name": "now", "arguments": {{}}}}]'
+    "</tool_calls>",
 }
 """Each format's calls as models write them."""
 OTHER_FORMS = {
     "mistral": f"Hm.[TOOL_CALLS]weather{ROME}[TOOL_CALLS]now[ARGS]{{}}",
     "deepseek_v3": f"Hm.<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ROME}<｜tool▁call▁end｜>",
     "llama3_json": f'Hm. <|python_tag|>{{"name": "weather", "parameters": {ROME}}}',
+    "gpt_oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.weather"
+    f"<|channel|>commentary json<|message|>{ROME}",
     "pythonic": 'Hm. <|python_start|>[weather(city="Rome", unit="c", days=2)]<|python_end|>',
 }
 
@@ -254,7 +280,7 @@ def test_arguments_that_do_not_follow_the_schema_cannot_be_written(name: str) ->
         assert start.deep_copy().try_consume_tokens(written) < len(written), wrong
 
 
-@pytest.mark.parametrize("name", ["glm45", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ONLY_CALLS and name != "gemma4"])
 @pytest.mark.parametrize(
     ("schema", "param", "told"),
     [
@@ -279,12 +305,58 @@ def test_schemas_that_a_format_cannot_enforce_are_refused_by_name(
         ("glm45", {"properties": {" x": {}}}, "", "a property whose name"),
         ("qwen3_coder", {"properties": {"a>b": {}}}, "", "a property whose name"),
         ("pythonic", {"properties": {"class": {}}}, "", "no name in Python"),
+        ("minimax_m2", {"properties": {'a"b': {}}}, "", "a property whose name"),
+        ("gemma4", {"properties": {"a b": {}}}, "", "a property whose name"),
+        ("gemma4", {"properties": {"x": {"type": "string", "pattern": "a"}}}, ".properties.x", "the member 'pattern'"),
+        ("gemma4", {"properties": {"x": {"type": "array", "maxItems": 2}}}, ".properties.x", "the member 'maxItems'"),
+        ("gemma4", {"properties": {"x": {"$ref": "#/y"}}}, ".properties.x", "cannot follow"),
+        ("gemma4", {"properties": {"x": {"enum": [[1]]}}}, ".properties.x", "no value"),
+        (
+            "gemma4",
+            {"properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"$ref": "#/$defs/X"}}},
+            ".properties.x",
+            "refers to itself",
+        ),
     ],
 )
 def test_properties_that_a_format_cannot_hold_are_refused_by_name(
     name: str, schema: Any, param: str, told: str
 ) -> None:
     refused(name, {"type": "object", **schema}, param, told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_members_of_a_schema_that_restrict_nothing_are_of_no_consequence(name: str) -> None:
+    def grammar(**members: Any) -> Any:
+        kinds: tuple[dict[str, Any], ...] = ({"type": "string"}, {"type": "number"}, {"type": "string", "enum": ["a"]})
+        properties = {f"x{number}": {**kind, **members} for number, kind in enumerate(kinds)}
+        parameters = {"type": "object", "properties": properties, "required": ["x0"], **members}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+        found = strict_calls(ToolChoice(mode="auto", tools=(tool,), places=(0,)), TOOL_FORMATS[name], None)
+        assert found is not None
+        start = constraint.compile_grammar(found.grammar, matching(name, True)[0])
+        return start.compute_bitmask(), start.is_accepting()
+
+    assert grammar(optional=True, title="T", deprecated=True, **{"x-order": 1}) == grammar()
+
+
+def test_many_arguments_that_may_be_missing_make_no_large_grammar() -> None:
+    properties = {f"x{number:02}": {"type": "integer", "description": "d" * 500} for number in range(60)}
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    found = strict_calls(ToolChoice(mode="auto", tools=(tool,), places=(0,)), TOOL_FORMATS["pythonic"], None)
+    assert found is not None
+    assert len(found.grammar.text) < limits.GRAMMAR_BYTES_MAX
+    start = constraint.compile_grammar(found.grammar, matching("pythonic", True)[0])
+    for text, taken in (
+        ("", True),
+        ("x00=1", True),
+        ("x59=1", True),
+        ("x03=1, x04=2,x59=3", True),
+        ("x04=1,x03", False),
+    ):
+        written = ids("pythonic", True, f"[f({text})]")
+        assert (start.deep_copy().try_consume_tokens(written) == len(written)) == taken, text
 
 
 def refused(name: str, schema: Any, param: str, told: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from antiphon.services.gateway.apis.openai.bodies import request_fields
 from antiphon.services.gateway.apis.openai.bodies.request_fields import HINTS, REQUIREMENTS, check
 from antiphon.services.gateway.apis.openai.schemas import (
+    CHAT_DECODER,
     COMPLETION_DECODER,
     ChatBody,
     CompletionBody,
@@ -191,6 +192,29 @@ def test_other_servers_names_of_fields_that_act_are_read_as_these():
     assert json.loads(variables) == {"a": 1, "enable_thinking": False}
     _, ignored = lenient(chat, enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
     assert ignored == ["enable_thinking"]
+
+
+def test_members_of_the_object_reasoning_are_read_as_the_fields_that_act_here():
+    def read(reasoning: Any, **fields: Any) -> tuple[ChatBody, list[str]]:
+        call = Call()
+        with serving(call):
+            data = json.dumps({"messages": [], "reasoning": reasoning, **fields}, indent=1).encode()
+            body = request_fields.read(data, CHAT_DECODER)
+        return body, list(call.ignored)
+
+    body, ignored = read({"max_tokens": 9, "effort": "high", "enabled": True, "exclude": True})
+    assert (body.thinking_token_budget, body.reasoning_effort) == (9, "high")
+    assert (body.chat_template_kwargs, ignored) == ({"enable_thinking": True}, ["reasoning.exclude"])
+    body, ignored = read({"max_tokens": 9}, thinking_token_budget=5)
+    assert (body.thinking_token_budget, ignored) == (5, ["reasoning.max_tokens"])
+    assert read({}) == read(None) == (read(None)[0], [])
+    assert read("high")[1] == ["reasoning"]
+    with pytest.raises(ServiceError):
+        read({"max_tokens": "many"})
+    call = Call()
+    with serving(call):
+        request_fields.read(b'{"prompt": "x", "reasoning": {"max_tokens": 9}}', COMPLETION_DECODER)
+    assert list(call.ignored) == ["reasoning"]
 
 
 def test_a_request_id_in_the_body_is_that_of_the_header():

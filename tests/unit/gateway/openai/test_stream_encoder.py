@@ -13,7 +13,8 @@ from antiphon.services.gateway.apis.openai.request_context import Kind, RequestC
 from antiphon.services.gateway.apis.openai.tools.answer_format import AnswerFormat
 from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
 from antiphon.services.gateway.apis.parsers.events import CallArguments, CallStart
-from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
+from antiphon.services.gateway.apis.parsers.reasoning_formats import REASONING_FORMATS
 from antiphon.services.gateway.path.generation import SequenceUpdate
 from tests.unit.gateway.request_contexts import ID, context, position, state, update
 

@@ -69,17 +69,18 @@ async def prepared(asked: GenerationRequest, tokenizers: Tokenizers | None = Non
 
 @pytest.mark.parametrize("max_tokens", [0, 4])
 async def test_the_marks_of_reasoning_become_token_ids(max_tokens: int):
-    limit = ThinkingLimit(7, "<", "/>", lambda tail: tail == "")
+    limit = ThinkingLimit(budget=7, opening="<", closing="/>", begins_inside=lambda tail: tail == "")
     params = SamplingParams(max_tokens=max_tokens)
     said = request(messages=(ChatMessage(role="user", content="a"),))
     asked = replace(said, pending=PendingParams(thinking=limit), params=params)
     found = await tokenize(cast(ServiceClients, Tokenizers()), asked, CARD, 0)
-    assert found.params == msgspec.structs.replace(params, thinking=ThinkingBudget(7, (60,), (47, 62), True))
+    thinking = ThinkingBudget(budget=7, opening=(60,), closing=(47, 62), inside=True)
+    assert found.params == msgspec.structs.replace(params, thinking=thinking)
 
 
 async def test_marks_that_are_no_tokens_are_refused():
     for closing in ("", "x" * (limits.THINKING_MARK_TOKENS_MAX + 1), "\u1000"):
-        limit = ThinkingLimit(7, "<", closing, bool)
+        limit = ThinkingLimit(budget=7, opening="<", closing=closing, begins_inside=bool)
         said = request(messages=(ChatMessage(role="user", content="a"),))
         asked = replace(said, pending=PendingParams(thinking=limit))
         with pytest.raises(ServiceError) as error:

@@ -87,13 +87,18 @@ int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, c
   return guarded([&] { of(model).set_table(layer, name, table); });
 }
 
+int antiphon_set_heads(antiphon_Model* model, int64_t layer, int64_t kv_heads, int64_t head_dim, int64_t stride,
+                       int64_t borrows) {
+  return guarded([&] { of(model).set_heads(layer, kv_heads, head_dim, stride, borrows != 0); });
+}
+
 int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window) {
   return guarded([&] { of(model).set_window(layer, window); });
 }
 
-int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,
-                      int64_t interleaved, float scale) {
-  return guarded([&] { of(model).set_rope(layer, frequencies, pairs, interleaved != 0, scale); });
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, const int64_t* axes,
+                      int64_t pairs, int64_t interleaved, float scale) {
+  return guarded([&] { of(model).set_rope(layer, frequencies, axes, pairs, interleaved != 0, scale); });
 }
 
 int64_t antiphon_block_bytes(const antiphon_Model* model) { return of(model).block_bytes(); }

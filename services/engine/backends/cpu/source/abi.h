@@ -10,7 +10,7 @@ struct antiphon_Spec {
   int64_t vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, intermediate_size;
   int64_t block_size, threads;
   int64_t norm;                                   // rms, rms_plus_one, layer
-  int64_t activation;                             // silu, gelu, gelu_tanh, relu, swigluoai
+  int64_t activation;                             // silu, gelu, gelu_tanh, relu, swigluoai, relu2, xielu
   int64_t residual;                               // sequential, parallel, normed, post_normed
   int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
   // qk_norm: 1 norms each head of queries and keys, 2 all heads of queries together, and all of keys,
@@ -21,18 +21,54 @@ struct antiphon_Spec {
   int64_t cache;                  // type of the KV cache: the model's, float8_e4m3fn, float8_e5m2
   int64_t lora_slots, lora_rank;  // number of adapters of a step, and the largest rank of one; 0: none
   int64_t best_of_group;          // how many of a group's experts its score is the sum of
+  int64_t expert_latent;          // width of the inputs and outputs of experts; 0: they are as wide as hidden states
   // Latent attention: widths of a latent, of the parts of a query that are not rotated, of a value, and of the latent
   // of queries (0: there is none). Rank 0: the model has keys and values. `head_dim` is the width of a row.
   int64_t latent_rank, latent_nope, latent_value, query_rank;
+  // Layers with a recurrent state in place of attention: those that have a vector "conv" [conv_kernel][channels], and
+  // perhaps "conv.bias". Their "qkv" and "o" are `mix_in`, with `mixed_width` outputs, and `mix_out`, with `mixer_width`
+  // inputs. Delta rules and state spaces have the vectors "decay", "decay_bias" and "mix_norm", state spaces "skip" too,
+  // and states [mix_key_dim][mix_value_dim] of `mix_value_heads` heads; `mix_key_heads` are the groups of a state space.
+  // One of channels is a single head with as many values as channels; it has the matrices "mix_select" and "mix_step",
+  // with `mix_key_heads` numbers in between. A delta rule of channels has "mix_decay" and "mix_out_gate".
+  // conv_kernel 0: no layer has a recurrent state.
+  // Gated short convolution, gated delta rule, state space, state space of channels, delta rule of channels.
+  int64_t mixer;
+  int64_t conv_kernel, mixed_width, mixer_width, mix_key_heads, mix_value_heads, mix_key_dim, mix_value_dim;
+  int64_t num_gates;  // the most outputs of a matrix "gate": of a delta rule, or of gates of what attention gives
+  int64_t gate_kind;  // function of the gates of what attention gives, one for each value or head: sigmoid, softplus
+  int64_t value_norm;             // whether values are normed per head, without a weight
+  int64_t group;                  // the most query heads of a layer that read a key head; 0: as the numbers above say
+  int64_t input_size, input_rows;  // of layers' inputs (ending.h), and of their table; 0: there are none
+  int64_t experts_beside;         // whether layers with experts have an MLP too
+  int64_t num_draft_layers;  // 0, or 1: the last layer is a draft layer (draft.h), which only draft passes compute
+  // Queries are multiplied by 1 + rate log(1 + floor((position + first) / length)), perhaps only in layers without
+  // rotary embedding; length 0: they are not.
+  int64_t query_growth_length, query_growth_first, query_growth_unrotated;
+  int64_t chunked_windows;  // a token sees the tokens up to itself in its chunk, of a window's length, and none before
+  int64_t weighted_inputs;  // the weights of experts multiply what they read, not what they write
+  int64_t attends_beside;  // layers with a recurrent state attend too: "mix_in", "mix_out" are beside "qkv" and "o"
+  int64_t mix_rank;        // width of the vectors that decays and gates of a delta rule of channels are made of
+  // Where a state space has its norm: of the products with the gates, before them, nowhere. Of channels: whether it has.
+  int64_t mix_norm_kind;
   float norm_eps, query_scale, attention_softcap, logits_softcap, logits_scale, embedding_scale, expert_scale;
   float latent_eps;  // of the norms of latents
+  float query_growth_rate;
+  float mix_eps;                // of the norm of what a delta rule or a state space gives
+  float step_least, step_most;  // limits of a state space's dt
+  float input_scale;            // factor on rows of the table of layers' inputs
+  float attended_scale;         // factor on what attention gives
+  float mlp_gate_scale, mlp_scale;   // factors on the gates of MLPs that are no experts, and on what they give
+  float mix_gate_scale, step_scale;  // factors on the gates of a state space, and on the numbers that dt is made of
 };
 
 // A step: `num_tokens` tokens of `num_sequences` sequences, one sequence after the other.
 struct antiphon_Step {
   int64_t num_tokens, num_sequences, num_logits, num_rows, table_width, num_spans;
+  int64_t keeps;       // whether to keep the hidden states of all tokens for a draft pass, which then is the next step
   const int64_t* ids;  // [num_tokens], or -1 - i for `best[i]` of the last step that had logits
   const int64_t* positions;
+  const int64_t* spatial;          // [3][num_tokens] positions in time, row and column; null: all are `positions`
   const int64_t* query_start_loc;  // [num_sequences + 1]
   const int64_t* block_tables;     // [num_sequences][table_width]
   const int64_t* logit_tokens;     // [num_logits] tokens of the step after which a token is sampled
@@ -44,8 +80,15 @@ struct antiphon_Step {
   const int64_t* spans;            // [num_spans][2] first and end: tokens of the step after which none is sampled
   float* sums;                     // [num_spans][hidden_size] sums of the spans' hidden states behind the final norm
   const int64_t* lora;             // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
+  // The slots of recurrent states, null if the model has none: of sequence s, `state_sources[s]` is read, or -1, and
+  // `state_slots[i]` gets the state before token `state_ends[i]` of the step, for i in [state_starts[s],
+  // state_starts[s + 1]), in ascending order.
+  const int64_t *state_sources, *state_starts, *state_ends, *state_slots;
   const int64_t* embeddings;       // [num_tokens] address of the token's own embedding [hidden_size] of the model's
                                    // type, or 0 for that of its id; null: no token has its own
+  const int64_t* sources;          // [num_tokens] null for a step of the model; for a draft pass, whose `ids` are those
+                                   // of the tokens after the step's: the row of each token's hidden state among those
+                                   // that the step before has kept. It keeps those of its `logit_tokens`
 };
 
 // A matrix [out][in] of 8 or 4 bits; quantized.h explains the kinds. Its memory is not needed after the call.
@@ -102,12 +145,18 @@ int antiphon_set_lora(antiphon_Model* model, int64_t slot, int64_t layer, const 
 // Copies a vector of floats.
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
 // Sets a table of the model's type that is read in place ("embedding", "positions"), or a layer's KV cache ("keys",
-// "values"; of latents only the keys, which are the rows), whose type the spec says. Without an embedding table, the rows
+// "values"; of latents only the keys, which are the rows), whose type the spec says, or the recurrent states of a layer
+// ("states", see recurrent.h, delta.h and state_space.h), or the table of layers' inputs ("inputs"). Without an embedding table, the rows
 // of the head are used, which then must not have 8 or 4 bits.
 int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table);
+// Sets the key heads of a layer that differ from the spec's, and the numbers from one block of its cache to the next. A
+// layer that borrows reads the cache of an earlier layer, and its "qkv" has queries only.
+int antiphon_set_heads(antiphon_Model* model, int64_t layer, int64_t kv_heads, int64_t head_dim, int64_t stride,
+                       int64_t borrows);
 int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
-int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,
-                      int64_t interleaved, float scale);
+// `axes` [pairs]: the position by which each frequency turns, where tokens have three; null: it is the same.
+int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, const int64_t* axes,
+                      int64_t pairs, int64_t interleaved, float scale);
 // Returns the bytes of one layer's keys in one KV block; the values, if there are any, have as many.
 int64_t antiphon_block_bytes(const antiphon_Model* model);
 int64_t antiphon_weight_bytes(const antiphon_Model* model);

@@ -8,7 +8,7 @@
 //     score = q · k            q is already scaled, also by log2(e) if there is no soft cap
 //     score = cap tanh(score / cap) log2(e)
 //     score += slope (key position - query position) log2(e)
-//     a row at position p sees keys [max(0, p - window + 1), p]
+//     a row at position p sees keys [max(0, p - window + 1), p], or [p - p mod window, p] if windows are chunks
 //     a sink is one more score of a head, without a value: it takes a part of the softmax's sum
 #pragma once
 
@@ -23,10 +23,12 @@ struct ScoreRules {
   const float* slopes = nullptr;  // [heads], times log2(e), or null
   long window = 0;                // 0: all
   const float* sinks = nullptr;   // [heads], times log2(e), or null
+  bool chunked = false;           // windows are chunks
+  float attended_scale = 1;       // factor on what attention gives
 
   // Returns a head's factor on its summed values. `highest`: the score that the total is relative to.
   float scale(long head, float total, float highest) const {
-    return 1.0f / (sinks ? total + std::exp2(sinks[head] - highest) : total);
+    return attended_scale / (sinks ? total + std::exp2(sinks[head] - highest) : total);
   }
 };
 
@@ -93,7 +95,8 @@ Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, lon
 
 // Returns the first key that a row at a position sees.
 inline long oldest_key(const ScoreRules& rules, long position) {
-  return rules.window ? std::max(0L, position - rules.window + 1) : 0;
+  if (!rules.window) return 0;
+  return rules.chunked ? position - position % rules.window : std::max(0L, position - rules.window + 1);
 }
 
 // Returns the first key of a span's first unit.

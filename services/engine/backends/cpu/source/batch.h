@@ -2,14 +2,23 @@
 // the tokens after which one is sampled.
 #pragma once
 
+#include <algorithm>
+
 #include "abi.h"
 #include "memory.h"
 
 namespace antiphon {
 
-// Returns the width of what a row attends to: the values of all heads, or their latents, padded as in the cache.
+// Returns where a row that has what a layer attends to has what its mixer with a recurrent state computes.
+inline long mixed_place(const antiphon_Spec& spec) {
+  return spec.attends_beside ? round_up(spec.num_heads * spec.head_dim, kTermsMultiple) : 0;
+}
+
+// Returns the width of what a row attends to: the values of all heads, or their latents, padded as in the cache; or of
+// what a layer with a recurrent state computes, if that is wider, or behind it.
 inline long attended_size(const antiphon_Spec& spec) {
-  return spec.num_heads * (spec.latent_rank ? round_up(spec.latent_rank, kTermsMultiple) : spec.head_dim);
+  const long values = spec.latent_rank ? round_up(spec.latent_rank, kTermsMultiple) : spec.head_dim;
+  return std::max(spec.num_heads * values, mixed_place(spec) + (long)spec.mixer_width);
 }
 
 template <class T>

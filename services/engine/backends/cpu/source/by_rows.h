@@ -95,7 +95,7 @@ class RowsOfLayer {
     const Linear<T>& down = layer.down.matrix;
     for (long k = 0, step = even_part(down.terms, kInnerTerms); k < down.terms; k += step) {
       const long terms = std::min(step, down.terms - k);
-      inner(layer.up.matrix, k, terms);
+      inner(layer, k, terms);
       add_down(down, k, terms, target);
     }
   }
@@ -134,12 +134,13 @@ class RowsOfLayer {
   }
 
   // Computes columns [k, k + terms) of the inner state.
-  void inner(const Linear<T>& up, long k, long terms) const {
+  void inner(const Layer<T>& layer, long k, long terms) const {
+    const Linear<T>& up = layer.up.matrix;
     const bool gated = spec_.gated_mlp != 0;
-    const Activation kind = (Activation)spec_.activation;
+    const Activation activation = activation_of(spec_, layer);
     const long width = inner_width(gated);
     multiply_own(up, k / width, (k + terms) / width, own_.x, count_, [&](long row, long panel, const float* sums) {
-      put_inner(gated, kind, up.bias, panel, sums, own_.inner_part.row(row) + (panel * width - k));
+      put_inner(gated, activation, up.bias, panel, sums, own_.inner_part.row(row) + (panel * width - k));
     });
   }
 

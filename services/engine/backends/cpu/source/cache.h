@@ -34,11 +34,12 @@ struct CacheShape {
   long size = 0;       // bytes of a number
   long value_dim = 0;  // width of a value as it is attended
   bool latent = false;  // whether keys are rows of latents, and there are no values
+  long stride = 0;      // numbers from one block to the next: layers that share a tensor lie between
 
   // Returns the address of a number in keys or values.
   const char* at(const void* numbers, long offset) const { return (const char*)numbers + offset * size; }
   long block_elements() const { return kv_heads * block_size * width; }
-  long offset(long block, long head) const { return (block * kv_heads + head) * block_size * width; }
+  long offset(long block, long head) const { return block * stride + head * block_size * width; }
   // Returns the offset of `key`, which a panel begins with, in the cache of the sequence with these blocks.
   long offset(const int64_t* blocks, long head, long key) const {
     return offset(blocks[key / block_size], head) + key % block_size * width;
@@ -53,8 +54,8 @@ CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size, Store
   const long size = stored == Stored::model ? (long)sizeof(T) : 1;
   // A latent is padded, so that it can be multiplied by a matrix.
   const long value_dim = latent_rank ? round_up(latent_rank, kTermsMultiple) : head_dim;
-  return {kv_heads,   head_dim, round_up(head_dim, kTermsMultiple), block_size, stored, size, value_dim,
-          latent_rank > 0};
+  const long width = round_up(head_dim, kTermsMultiple);
+  return {kv_heads, head_dim, width, block_size, stored, size, value_dim, latent_rank > 0, kv_heads * block_size * width};
 }
 
 // Calls `work` with an object of the type that the cache stores in place of T.

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <functional>
 #include <numeric>
+#include <utility>
 
+#include "gates.h"
 #include "mlp.h"
 
 namespace antiphon {
@@ -21,16 +23,21 @@ struct ExpertShape {
   long groups = 1, chosen_groups = 1;
   float scale = 1;
   long best_of_group = 2;
+  bool gated = true;
+  long latent = 0;  // width of what experts read and write; 0: that of the hidden states
+  bool weighted_inputs = false;  // weights multiply what experts read, not what they write
 };
 
 template <class T>
 struct ExpertBuffers {
   RowBuffer<float> scores, outputs, shared_output, shared_gate;
   RowBuffer<TermOf<T>> gathered, inner, shared_inner;
+  RowBuffer<TermOf<T>> latents, mixed;  // of each token, what experts read, and the sum of what they write
   std::vector<long> chosen;    // [tokens][per_token] experts
   std::vector<float> weights;  // [tokens][per_token]
   std::vector<long> place;     // [tokens][per_token] index among the sorted rows
   std::vector<long> token;     // the token of each sorted row
+  std::vector<float> share;    // with weighted inputs, the factor on each sorted row
   std::vector<long> start;     // [experts + 1] the first sorted row of each expert
   std::vector<long> active;    // experts with rows; `num_active`: how many, which late threads may read at any time
   std::atomic<long> num_active{0};
@@ -101,17 +108,19 @@ inline void choose(const ExpertShape& shape, const std::vector<float>& correctio
 template <class T>
 class Experts {
  public:
-  Experts(Pool& pool, const ExpertShape& shape, Activation kind, float* kept)
-      : pool_(pool), shape_(shape), kind_(kind), kept_(kept) {}
+  Experts(Pool& pool, const ExpertShape& shape, const Activation& activation, float* kept)
+      : pool_(pool), shape_(shape), activation_(activation), kept_(kept) {}
 
   // Allocates everything that needs memory, before the threads start.
   static void prepare(ExpertBuffers<T>& b, const ExpertShape& shape, long tokens, long hidden) {
-    const long rows = tokens * shape.per_token;
+    const long rows = tokens * shape.per_token, width = shape.latent ? shape.latent : hidden;
     b.scores.rows(tokens, shape.count);
-    b.gathered.rows(rows, hidden);
+    b.gathered.rows(rows, width);
     b.inner.rows(rows, shape.size);
-    b.outputs.rows(rows, hidden);
+    b.outputs.rows(rows, width);
+    if (shape.latent) b.latents.rows(tokens, width), b.mixed.rows(tokens, width);
     b.chosen.resize(rows), b.weights.resize(rows), b.place.resize(rows), b.token.resize(rows);
+    if (shape.weighted_inputs) b.share.resize(rows);
     b.start.resize(shape.count + 1);
     b.active.reserve(shape.count);
     if (!shape.shared_size) return;
@@ -123,7 +132,7 @@ class Experts {
   // Returns the number of floats that `kept` must have.
   static long kept_size(const ExpertShape& shape, const Layer<T>& layer, long tokens) {
     long most = 0;
-    for (const Packed<T>* packed : {&layer.router, &layer.shared_gate})
+    for (const Packed<T>* packed : {&layer.router, &layer.shared_gate, &layer.expert_in, &layer.expert_out})
       if (packed->matrix) most = std::max(most, antiphon::kept_size(tokens, packed->matrix));
     for (const auto* experts : {&layer.expert_up, &layer.expert_down})
       if (!experts->empty()) {
@@ -134,19 +143,42 @@ class Experts {
     return most;
   }
 
-  void run(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, long tokens, long hidden, const Target& target) {
+  // `routed`: what the router reads.
+  void run(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, Inputs<T> routed, long tokens, long hidden,
+           const Target& target) {
     const Rows<float> scores = b.scores.get();
-    linear(pool_, layer.router.matrix, x, tokens, kept_, Target{scores, false});
-    pool_.share(1, 1, [&](long, long) { sort(layer.router_correction, b, scores, tokens); });
-    multiply_chosen(layer, b, x, tokens, hidden);
+    linear(pool_, layer.router.matrix, routed, tokens, kept_, Target{scores, false});
+    pool_.share(1, 1, [&](long, long) { sort(layer, b, scores, tokens); });
     if (shape_.shared_size) run_shared(layer, b, x, tokens);
-    combine(layer, b, tokens, hidden, target);
+    if (!shape_.latent) {
+      multiply_chosen(layer, b, x, tokens, hidden);
+      return combine(b, tokens, hidden, [&](long t, long panel, Vec(&sum)[2]) {
+        if (shape_.shared_size) add_shared(layer, b, sum, t, panel);
+        target.put(t, panel, sum[0], sum[1]);
+      });
+    }
+    const Inputs<T> latents = b.latents.get(), mixed = b.mixed.get();
+    multiply(pool_, layer.expert_in.matrix, x, tokens, kept_, [&](long row, long panel, const float* sums) {
+      store_pair(latents.row(row) + panel * kPanel, load(sums), load(sums + kLanes));
+    });
+    multiply_chosen(layer, b, latents, tokens, shape_.latent);
+    combine(b, tokens, shape_.latent, [&](long t, long panel, Vec(&sum)[2]) {
+      store_pair(mixed.row(t) + panel * kPanel, sum[0], sum[1]);
+    });
+    multiply(pool_, layer.expert_out.matrix, mixed, tokens, kept_, [&](long t, long panel, const float* sums) {
+      Vec sum[2] = {load(sums), load(sums + kLanes)};
+      if (shape_.shared_size) add_shared(layer, b, sum, t, panel);
+      target.put(t, panel, sum[0], sum[1]);
+    });
   }
 
  private:
-  void sort(const std::vector<float>& correction, ExpertBuffers<T>& b, Rows<float> scores, long tokens) {
+  void sort(const Layer<T>& layer, ExpertBuffers<T>& b, Rows<float> scores, long tokens) {
     const long k = shape_.per_token;
-    for (long t = 0; t < tokens; t++) choose(shape_, correction, scores.row(t), &b.chosen[t * k], &b.weights[t * k]);
+    for (long t = 0; t < tokens; t++)
+      choose(shape_, layer.router_correction, scores.row(t), &b.chosen[t * k], &b.weights[t * k]);
+    for (long i = 0; !layer.expert_scales.empty() && i < tokens * k; i++)
+      b.weights[i] *= layer.expert_scales[b.chosen[i]];
     std::fill(b.start.begin(), b.start.end(), 0);
     for (long i = 0; i < tokens * k; i++) b.start[b.chosen[i] + 1]++;
     std::partial_sum(b.start.begin(), b.start.end(), b.start.begin());
@@ -154,6 +186,7 @@ class Experts {
     for (long i = 0; i < tokens * k; i++) {
       b.place[i] = next[b.chosen[i]]++;
       b.token[b.place[i]] = i / k;
+      if (shape_.weighted_inputs) b.share[b.place[i]] = std::exchange(b.weights[i], 1.0f);
     }
     b.active.clear();
     for (long e = 0; e < shape_.count; e++)
@@ -166,10 +199,14 @@ class Experts {
     const Inputs<T> gathered = b.gathered.get(), inner = b.inner.get();
     const Rows<float> outputs = b.outputs.get();
     pool_.share(rows, 16, [&](long first, long last) {
-      for (long r = first; r < last; r++) std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(TermOf<T>));
+      for (long r = first; r < last; r++) {
+        std::memcpy(gathered.row(r), x.row(b.token[r]), hidden * sizeof(TermOf<T>));
+        if (shape_.weighted_inputs)
+          multiply_by(gathered.row(r), hidden, [&](long, long) { return broadcast(b.share[r]); });
+      }
     });
     each_panel(layer.expert_up, b, gathered, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
-      put_gated(kind_, w.bias, panel, sums, inner.row(row) + panel * kLanes);
+      put_inner(shape_.gated, activation_, w.bias, panel, sums, inner.row(row) + panel * inner_width(shape_.gated));
     });
     each_panel(layer.expert_down, b, inner, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
       put_sums(w.bias, Target{outputs, false}, row, panel, sums);
@@ -233,27 +270,30 @@ class Experts {
 
   void run_shared(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, long tokens) {
     const Inputs<T> inner = b.shared_inner.get();
-    mlp_inner(pool_, layer.shared_up.matrix, true, kind_, x, tokens, kept_, inner);
+    mlp_inner(pool_, layer.shared_up.matrix, shape_.gated, activation_, x, tokens, kept_, inner);
     linear(pool_, layer.shared_down.matrix, inner, tokens, kept_, Target{b.shared_output.get(), false});
     if (layer.shared_gate.matrix)
       linear(pool_, layer.shared_gate.matrix, x, tokens, kept_, Target{b.shared_gate.get(), false});
   }
 
-  void combine(const Layer<T>& layer, ExpertBuffers<T>& b, long tokens, long hidden, const Target& target) {
+  // Calls `put(token, panel, sum)` with what the experts of each token have written, weighted and added up.
+  template <class Put>
+  void combine(ExpertBuffers<T>& b, long tokens, long width, Put&& put) {
     const long k = shape_.per_token;
     const Rows<float> outputs = b.outputs.get();
     pool_.share(tokens, 4, [&](long first, long last) {
       for (long t = first; t < last; t++)
-        for (long panel = 0; panel < round_up(hidden, kPanel) / kPanel; panel++) {
+        for (long panel = 0; panel < round_up(width, kPanel) / kPanel; panel++) {
           Vec sum[2] = {};
           for (long i = t * k; i < (t + 1) * k; i++) add(sum, outputs.row(b.place[i]), panel, b.weights[i]);
-          if (shape_.shared_size) {
-            const float gate = layer.shared_gate.matrix ? sigmoid(broadcast(*b.shared_gate.get().row(t)))[0] : 1.0f;
-            add(sum, b.shared_output.get().row(t), panel, gate);
-          }
-          target.put(t, panel, sum[0], sum[1]);
+          put(t, panel, sum);
         }
     });
+  }
+
+  void add_shared(const Layer<T>& layer, const ExpertBuffers<T>& b, Vec (&sum)[2], long t, long panel) const {
+    const float gate = layer.shared_gate.matrix ? sigmoid(broadcast(*b.shared_gate.get().row(t)))[0] : 1.0f;
+    add(sum, b.shared_output.get().row(t), panel, gate);
   }
 
   static void add(Vec (&sum)[2], const float* row, long panel, float weight) {
@@ -262,7 +302,7 @@ class Experts {
 
   Pool& pool_;
   const ExpertShape& shape_;
-  const Activation kind_;
+  const Activation activation_;
   float* const kept_;
 };
 

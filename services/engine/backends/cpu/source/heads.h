@@ -19,16 +19,23 @@ struct Heads {
   const antiphon_Spec& spec;
   const CacheShape& shape;
   const std::vector<Rope>& ropes;
-  const Rows<float> angles;  // cosines and sines of each token, for all ropes
-  TermOf<T>* const queries;  // [tokens][heads][width]
+  const Rows<float> angles;   // cosines and sines of each token, for all ropes
+  const float* const growth;  // [tokens] factors on queries beside `query_scale`; null: there are none
+  TermOf<T>* const queries;   // [tokens][count][width]
+  const long count;           // number of query heads
 
-  long group() const { return spec.num_heads / spec.num_kv_heads; }
-  float query_scale() const { return spec.query_scale * (spec.attention_softcap != 0 ? 1.0f : kLog2E); }
-  TermOf<T>* query(long t, long h) const { return queries + (t * spec.num_heads + h) * shape.width; }
+  long group() const { return count / shape.kv_heads; }
+  // Returns the factor on a layer's queries of token `t`.
+  float query_scale(const Layer<T>& layer, long t) const {
+    const bool grows = growth && (layer.rope < 0 || !spec.query_growth_unrotated);
+    return spec.query_scale * (spec.attention_softcap != 0 ? 1.0f : kLog2E) * (grows ? growth[t] : 1.0f);
+  }
+  TermOf<T>* query(long t, long h) const { return queries + (t * count + h) * shape.width; }
 
   // Processes token `t` of the step, which is in this span.
   void split(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& heads) const {
     turn_all(layer, t, kv_head, heads);
+    if (layer.borrows) return;
     const long block = block_of(span, t), place = position(span, t) % shape.block_size;
     with_stored<T>(shape, [&](auto type) {
       typedef decltype(type) S;
@@ -65,12 +72,13 @@ struct Heads {
     });
   }
 
-  // Stores `count` scaled numbers of a query from dimension `first` on.
-  void keep_query(long t, long h, const float* numbers, long first, long count) const {
+  // Stores `size` scaled numbers of a query from dimension `first` on.
+  void keep_query(const Layer<T>& layer, long t, long h, const float* numbers, long first, long size) const {
     TermOf<T>* to = query(t, h) + first;
-    for (long d = 0; d < count; d += kLanes) {
-      const long some = std::min(kLanes, count - d);
-      store_some(to + d, load_some(numbers + d, some) * query_scale(), some);
+    const float scale = query_scale(layer, t);
+    for (long d = 0; d < size; d += kLanes) {
+      const long some = std::min(kLanes, size - d);
+      store_some(to + d, load_some(numbers + d, some) * scale, some);
     }
   }
 
@@ -87,22 +95,26 @@ struct Heads {
 
   void turn_all(const Layer<T>& layer, long t, long kv_head, const TokenHeads& heads) const {
     for (long g = 0; g < group(); g++) {
-      float* query = heads.queries + g * spec.head_dim;
+      float* query = heads.queries + g * shape.head_dim;
       prepare(layer, t, kv_head * group() + g, query);
-      keep_query(t, kv_head * group() + g, query, 0, spec.head_dim);
+      keep_query(layer, t, kv_head * group() + g, query, 0, shape.head_dim);
     }
-    prepare(layer, t, spec.num_heads + kv_head, heads.key);
+    if (layer.borrows) return;
+    prepare(layer, t, count + kv_head, heads.key);
+    if (spec.value_norm) norm(heads.value, [](long) { return 1.0f; });
   }
 
   void prepare(const Layer<T>& layer, long t, long h, float* head) const {
-    if (spec.qk_norm == 1) norm(layer.qk_norm.data() + h * spec.head_dim, head);
+    const float* weight = layer.qk_norm.data() + h * shape.head_dim;
+    if (spec.qk_norm == 1) norm(head, [=](long d) { return weight[d]; });
     if (layer.rope >= 0) turn(layer.rope, t, head);
-    if (spec.qk_norm == 3) norm(layer.qk_norm.data() + h * spec.head_dim, head);
+    if (spec.qk_norm == 3 && !layer.qk_norm.empty()) norm(head, [=](long d) { return weight[d]; });
   }
 
-  void norm(const float* weight, float* head) const {
-    const float scale = 1.0f / std::sqrt(mean_square(head, spec.head_dim) + spec.norm_eps);
-    for (long d = 0; d < spec.head_dim; d++) head[d] *= scale * weight[d];
+  template <class WeightOf>
+  void norm(float* head, WeightOf&& weight_of) const {
+    const float scale = 1.0f / std::sqrt(mean_square(head, shape.head_dim) + spec.norm_eps);
+    for (long d = 0; d < shape.head_dim; d++) head[d] *= scale * weight_of(d);
   }
 };
 

@@ -89,28 +89,28 @@ class Latents {
   template <class SpanOf>
   void before_attention(const Layer<T>& layer, Rows<float> qkv, long tokens, SpanOf&& span_of) const {
     const Inputs<T> latents = b_.query_latents.get(), plain = b_.plain.get();
-    each(tokens, [&](long t) {
+    pool_.each(tokens, [&](long t) {
       float* row = qkv.row(t) + shape_.first();
       apply_norm(layer.latent_norm, NormKind::rms, shape_.eps, row, row, shape_.rank);
-      heads_.turn(layer.rope, t, row + shape_.rank);
+      if (layer.rope >= 0) heads_.turn(layer.rope, t, row + shape_.rank);
       heads_.keep_row(layer, span_of(t), t, row);
       if (shape_.query_rank)
         apply_norm(layer.query_latent_norm, NormKind::rms, shape_.eps, qkv.row(t), latents.row(t), shape_.query_rank);
     });
     const Rows<float> queries = shape_.query_rank ? b_.query_sums.get() : qkv;
     if (shape_.query_rank) linear(pool_, layer.query_up.matrix, latents, tokens, kept_, Target{queries, false});
-    each(tokens, [&](long t) {
+    pool_.each(tokens, [&](long t) {
       for (long h = 0; h < shape_.heads; h++) {
         float* query = queries.row(t) + h * shape_.query();
         copy_floats(query, plain.row(h * tokens + t), shape_.nope);
-        heads_.turn(layer.rope, t, query + shape_.nope);
-        heads_.keep_query(t, h, query + shape_.nope, shape_.rank, shape_.rope);
+        if (layer.rope >= 0) heads_.turn(layer.rope, t, query + shape_.nope);
+        heads_.keep_query(layer, t, h, query + shape_.nope, shape_.rank, shape_.rope);
       }
     });
     multiply_heads(
         pool_, layer.latent_key, tokens, [&](long h) { return plain.from(h * tokens); },
         [&](long h, long t, long panel, const float* sums) {
-          put_columns(heads_.query(t, h), shape_.rank, panel, sums, heads_.query_scale());
+          put_columns(heads_.query(t, h), shape_.rank, panel, sums, heads_.query_scale(layer, t));
         });
   }
 
@@ -129,13 +129,6 @@ class Latents {
   }
 
  private:
-  template <class Work>
-  void each(long count, Work&& work) const {
-    pool_.share(count, std::max(1L, count / (8 * pool_.threads())), [&](long first, long last) {
-      for (long i = first; i < last; i++) work(i);
-    });
-  }
-
   Pool& pool_;
   const LatentShape& shape_;
   const CacheShape& cache_;

@@ -215,12 +215,12 @@ void linear(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept,
 
 // As `mlp_inner` in mlp.h, with adapters.
 template <class T>
-void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Inputs<T> x, long rows, float* kept,
-               Inputs<T> inner, const LoraProduct<T>& lora) {
+void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, const Activation& activation, Inputs<T> x, long rows,
+               float* kept, Inputs<T> inner, const LoraProduct<T>& lora) {
   lora.prepare(pool, x, up.terms);
   multiply(pool, up, x, rows, kept, [&](long row, long panel, const float* sums) {
     alignas(64) float sum[kPanel];
-    put_inner(gated, kind, up.bias, panel, lora.added(row, panel, sums, sum),
+    put_inner(gated, activation, up.bias, panel, lora.added(row, panel, sums, sum),
               inner.row(row) + panel * inner_width(gated));
   }, lora);
 }

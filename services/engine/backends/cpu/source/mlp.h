@@ -35,34 +35,34 @@ void linear(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept,
 
 // Writes the result of a panel of 16 gates and their partners: act(gate) * partner, 16 columns.
 template <class T>
-void put_gated(Activation kind, const float* bias, long panel, const float* sums, T* to) {
+void put_gated(const Activation& activation, const float* bias, long panel, const float* sums, T* to) {
   const Vec gate = with_bias(bias, panel * kPanel, load(sums));
   const Vec up = with_bias(bias, panel * kPanel + kLanes, load(sums + kLanes));
-  store(to, gated<T>(kind, gate, up));
+  store(to, gated<T>(activation, gate, up));
 }
 
 template <class T>
-void put_plain(Activation kind, const float* bias, long panel, const float* sums, T* to) {
+void put_plain(const Activation& activation, const float* bias, long panel, const float* sums, T* to) {
   for (long half = 0; half < kPanel; half += kLanes)
-    store(to + half, activate<T>(kind, with_bias(bias, panel * kPanel + half, load(sums + half))));
+    store(to + half, activate<T>(activation, with_bias(bias, panel * kPanel + half, load(sums + half))));
 }
 
 // Returns the number of columns that result from a panel.
 inline long inner_width(bool gated) { return gated ? kLanes : kPanel; }
 
 template <class T>
-void put_inner(bool gated, Activation kind, const float* bias, long panel, const float* sums, T* to) {
+void put_inner(bool gated, const Activation& activation, const float* bias, long panel, const float* sums, T* to) {
   if (gated)
-    put_gated(kind, bias, panel, sums, to);
+    put_gated(activation, bias, panel, sums, to);
   else
-    put_plain(kind, bias, panel, sums, to);
+    put_plain(activation, bias, panel, sums, to);
 }
 
 template <class T>
-void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Inputs<T> x, long rows, float* kept,
-               Inputs<T> inner) {
+void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, const Activation& activation, Inputs<T> x, long rows,
+               float* kept, Inputs<T> inner) {
   multiply(pool, up, x, rows, kept, [&](long row, long panel, const float* sums) {
-    put_inner(gated, kind, up.bias, panel, sums, inner.row(row) + panel * inner_width(gated));
+    put_inner(gated, activation, up.bias, panel, sums, inner.row(row) + panel * inner_width(gated));
   });
 }
 

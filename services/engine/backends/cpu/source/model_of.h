@@ -19,6 +19,11 @@ class ModelOf final : public Model {
  public:
   explicit ModelOf(const antiphon_Spec& spec) : spec_(spec), pool_((int)spec.threads), decoder_(spec_, pool_) {
     if (spec.cache < 0 || spec.cache > (int64_t)Stored::e5m2) throw std::invalid_argument("no such type of cache");
+    if (spec.conv_kernel < 0 || spec.conv_kernel == 1 || spec.conv_kernel > kTapsMax + 1)
+      throw std::invalid_argument("convolutions may read 2 to 16 tokens");
+    const bool delta = (Mixer)spec.mixer == Mixer::delta || (Mixer)spec.mixer == Mixer::channel_delta;
+    if (std::max(spec.mix_key_dim, delta ? spec.mix_value_dim : 0) > kStateDim)
+      throw std::invalid_argument("heads of a recurrent layer may have at most 256 dimensions");
     if (decoder_.cache_shape().width > kWidthMax) throw std::invalid_argument("heads may have at most 576 dimensions");
   }
 
@@ -56,7 +61,10 @@ class ModelOf final : public Model {
   }
 
   void set_vector(int64_t layer, const char* name, const float* values, int64_t count) override {
-    vector_named(layer, name).assign(values, values + count);
+    if (name == std::string("scale"))
+      at(layer).scale = *values;
+    else
+      vector_named(layer, name).assign(values, values + count);
   }
 
   void set_table(int64_t layer, const char* name, const void* table) override {
@@ -65,18 +73,31 @@ class ModelOf final : public Model {
       at(layer).cache.keys = const_cast<void*>(table);
     else if (which == "values")
       at(layer).cache.values = const_cast<void*>(table);
+    else if (which == "states")
+      at(layer).states = static_cast<float*>(const_cast<void*>(table));
     else if (which == "embedding")
       decoder_.weights.embedding = static_cast<const T*>(table);
     else if (which == "positions")
       decoder_.weights.positions = static_cast<const T*>(table);
+    else if (which == "inputs")
+      decoder_.weights.inputs = static_cast<const T*>(table);
     else
       throw std::invalid_argument("no table is called " + which);
   }
 
+  void set_heads(int64_t layer, int64_t kv_heads, int64_t head_dim, int64_t stride, bool borrows) override {
+    CacheShape& shape = at(layer).shape;
+    shape = make_cache_shape<T>(kv_heads, head_dim, spec_.block_size, (Stored)spec_.cache, spec_.latent_rank);
+    shape.stride = stride;
+    at(layer).borrows = borrows;
+  }
+
   void set_window(int64_t layer, int64_t window) override { at(layer).window = window; }
 
-  void set_rope(int64_t layer, const float* frequencies, int64_t pairs, bool interleaved, float scale) override {
-    Rope rope{{frequencies, frequencies + pairs}, interleaved, scale};
+  void set_rope(int64_t layer, const float* frequencies, const int64_t* axes, int64_t pairs, bool interleaved,
+                float scale) override {
+    Rope rope{{frequencies, frequencies + pairs}, interleaved, scale, {}};
+    if (axes) rope.axes.assign(axes, axes + pairs);
     std::vector<Rope>& ropes = decoder_.weights.ropes;
     const auto found = std::find(ropes.begin(), ropes.end(), rope);
     at(layer).rope = found - ropes.begin();
@@ -88,10 +109,13 @@ class ModelOf final : public Model {
   int64_t prompt_tokens() const override { return kPromptRows<T>; }
 
   int64_t weight_bytes() const override {
-    int64_t total = decoder_.weights.head.bytes();
+    int64_t total = decoder_.weights.head.bytes() + decoder_.weights.inputs_in.bytes();
     for (const Layer<T>& layer : decoder_.weights.layers) {
       for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.router, &layer.shared_up,
-                                      &layer.shared_down, &layer.shared_gate, &layer.query_up})
+                                      &layer.shared_down, &layer.shared_gate, &layer.query_up, &layer.gate, &layer.expert_in,
+                                      &layer.expert_out, &layer.input_gate, &layer.input_out, &layer.draft_input,
+                                      &layer.mix_in, &layer.mix_out, &layer.mix_select, &layer.mix_step, &layer.mix_decay,
+                                      &layer.mix_out_gate})
         total += packed->bytes();
       for (const auto* matrices : {&layer.qkv_below, &layer.expert_up, &layer.expert_down, &layer.latent_key,
                                    &layer.latent_value})
@@ -108,6 +132,8 @@ class ModelOf final : public Model {
         throw std::invalid_argument("the experts of a layer must be quantized alike");
     if (!decoder_.weights.embedding && !decoder_.weights.head.matrix.data)
       throw std::invalid_argument("there is no embedding");
+    if ((step.keeps || step.sources) && !spec_.num_draft_layers)
+      throw std::invalid_argument("the model has no draft layer");
     runner_.launch([this, step] { decoder_.step(step); });
   }
 
@@ -138,8 +164,8 @@ class ModelOf final : public Model {
   Layer<T>& at(int64_t layer) { return decoder_.weights.layers.at(layer); }
 
   Order order_of(const std::string& name) const {
-    const bool gated = name == "up" ? spec_.gated_mlp != 0 : name == "experts.up" || name == "shared.up";
-    return gated ? Order::gated : Order::plain;
+    const bool up = name == "up" || name == "experts.up" || name == "shared.up";
+    return up && spec_.gated_mlp ? Order::gated : Order::plain;
   }
 
   static bool alike(const std::vector<Packed<T>>& experts) {
@@ -156,6 +182,7 @@ class ModelOf final : public Model {
   Packed<T>& matrix_named(int64_t layer, const std::string& name, int64_t expert) {
     if (is_below(name, expert)) return one_of(at(layer).qkv_below, kQkvParts - 1, expert - 1);
     if (name == "head") return decoder_.weights.head;
+    if (name == "inputs.in") return decoder_.weights.inputs_in;
     if (name == "experts.up") return one_of(at(layer).expert_up, spec_.num_experts, expert);
     if (name == "experts.down") return one_of(at(layer).expert_down, spec_.num_experts, expert);
     if (name == "latent.key") return one_of(at(layer).latent_key, spec_.num_heads, expert);
@@ -170,6 +197,18 @@ class ModelOf final : public Model {
         {"shared.down", &Layer<T>::shared_down},
         {"shared.gate", &Layer<T>::shared_gate},
         {"q_up", &Layer<T>::query_up},
+        {"gate", &Layer<T>::gate},
+        {"mix_in", &Layer<T>::mix_in},
+        {"mix_out", &Layer<T>::mix_out},
+        {"mix_select", &Layer<T>::mix_select},
+        {"mix_step", &Layer<T>::mix_step},
+        {"mix_decay", &Layer<T>::mix_decay},
+        {"mix_out_gate", &Layer<T>::mix_out_gate},
+        {"experts.in", &Layer<T>::expert_in},
+        {"experts.out", &Layer<T>::expert_out},
+        {"input_gate", &Layer<T>::input_gate},
+        {"input_out", &Layer<T>::input_out},
+        {"draft_input", &Layer<T>::draft_input},
     };
     const auto place = places.find(name);
     if (place == places.end()) throw std::invalid_argument("no matrix is called " + name);
@@ -186,7 +225,15 @@ class ModelOf final : public Model {
     if (name == "slopes") return decoder_.weights.slopes;
     if (name == "qk_norm") return at(layer).qk_norm;
     if (name == "sinks") return at(layer).sinks;
+    if (name == "xielu") return at(layer).xielu;
+    if (name == "conv") return at(layer).conv;
+    if (name == "conv.bias") return at(layer).conv_bias;
+    if (name == "decay") return at(layer).decay;
+    if (name == "decay_bias") return at(layer).decay_bias;
+    if (name == "mix_norm") return at(layer).mix_norm;
+    if (name == "skip") return at(layer).skip;
     if (name == "router.correction") return at(layer).router_correction;
+    if (name == "expert_scales") return at(layer).expert_scales;
     static const std::map<std::string, Norm Layer<T>::*> norms = {
         {"input_norm", &Layer<T>::input_norm},
         {"mlp_norm", &Layer<T>::mlp_norm},
@@ -194,10 +241,19 @@ class ModelOf final : public Model {
         {"after_mlp_norm", &Layer<T>::after_mlp_norm},
         {"latent_norm", &Layer<T>::latent_norm},
         {"q_latent_norm", &Layer<T>::query_latent_norm},
+        {"experts_norm", &Layer<T>::experts_norm},
+        {"router_norm", &Layer<T>::router_norm},
+        {"after_experts", &Layer<T>::after_experts},
+        {"after_mlp", &Layer<T>::after_mlp},
+        {"input_after", &Layer<T>::input_after},
+        {"draft_embedding_norm", &Layer<T>::draft_embedding_norm},
+        {"draft_hidden_norm", &Layer<T>::draft_hidden_norm},
+        {"draft_norm", &Layer<T>::draft_norm},
     };
     const std::string owner = name.substr(0, name.find('.'));
     const bool bias = name == owner + ".bias";
     if (owner == "final_norm") return part(decoder_.weights.final_norm, bias);
+    if (owner == "inputs_norm") return part(decoder_.weights.inputs_norm, bias);
     const auto place = norms.find(owner);
     if (place == norms.end()) throw std::invalid_argument("no vector is called " + name);
     return part(at(layer).*place->second, bias);

@@ -73,6 +73,14 @@ class Pool {
     share(items, portion, 1, work);
   }
 
+  // Calls `work(item)` for each item.
+  template <class Work>
+  void each(long items, Work&& work) {
+    share(items, std::max(1L, items / (8 * threads())), [&](long first, long last) {
+      for (long i = first; i < last; i++) work(i);
+    });
+  }
+
  private:
   // Returns how many of the remaining items a thread takes at once.
   long part(long left, long portion, long together) const {

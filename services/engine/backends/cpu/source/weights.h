@@ -152,8 +152,10 @@ struct Rope {
   std::vector<float> frequencies;
   bool interleaved = false;
   float scale = 1;
+  std::vector<int64_t> axes;  // of each frequency: which of a token's three positions it turns by; empty: always the same
   bool operator==(const Rope& other) const {
-    return frequencies == other.frequencies && interleaved == other.interleaved && scale == other.scale;
+    return frequencies == other.frequencies && interleaved == other.interleaved && scale == other.scale &&
+           axes == other.axes;
   }
 };
 
@@ -162,13 +164,31 @@ struct Layer {
   Norm input_norm, mlp_norm, after_attention_norm, after_mlp_norm;
   std::vector<float> qk_norm;
   std::vector<float> sinks;  // scores of the heads' sinks times log2(e), or empty
+  std::vector<float> xielu;  // the numbers of `Activation`; empty: the activation has none
   std::vector<float> router_correction;  // added to the scores of experts for the choice; empty: nothing is
   std::vector<Packed<T>> qkv_below;  // what follows qkv, if its parts are quantized in different ways
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
+  Packed<T> mix_in, mix_out;  // of a mixer with a recurrent state beside attention
+  Packed<T> mix_decay, mix_out_gate;  // of a delta rule of channels (delta.h)
+  Packed<T> mix_select, mix_step;  // of a state space with decays for each channel (channel_space.h)
+  Packed<T> gate;  // gates of what attention gives, or those of a delta rule
   std::vector<Packed<T>> expert_up, expert_down;
+  Packed<T> expert_in, expert_out;  // between hidden states and what the experts read and write, if that is narrower
   Norm latent_norm, query_latent_norm;  // of latent attention, as is the rest (latent.h)
   Packed<T> query_up;                   // makes queries of their latent
   std::vector<Packed<T>> latent_key, latent_value;  // of each head, W_keyᵀ and W_value
+  std::vector<float> conv, conv_bias;  // of a layer with a recurrent state (recurrent.h)
+  std::vector<float> decay, decay_bias, mix_norm, skip;  // of a delta rule, or a state space (delta.h, state_space.h)
+  Packed<T> draft_input;  // of a draft layer (draft.h), as are the norms
+  Norm draft_embedding_norm, draft_hidden_norm, draft_norm;
+  float* states = nullptr;
+  Norm experts_norm, router_norm, after_experts, after_mlp;  // of experts beside the MLP
+  std::vector<float> expert_scales;                          // factors on the weights of experts; empty: there are none
+  Packed<T> input_gate, input_out;                           // of the layer's inputs (ending.h), with the norm behind
+  Norm input_after;
+  float scale = 1;  // of the residual stream, at the end of the layer
+  CacheShape shape;
+  bool borrows = false;  // whether the cache is that of an earlier layer, and `qkv` has queries only
   Cache cache;
   long window = 0;
   long rope = -1;  // index in the model's ropes; -1: none
@@ -180,6 +200,9 @@ struct Weights {
   std::vector<Rope> ropes;
   const T* embedding = nullptr;  // null: the head's rows are used
   const T* positions = nullptr;
+  const T* inputs = nullptr;  // the table of layers' inputs, [input_rows][layers * input_size]
+  Packed<T> inputs_in;
+  Norm inputs_norm;
   Norm final_norm;
   Packed<T> head;
   std::vector<float> slopes;  // ALiBi slopes times log2(e), [heads] or empty

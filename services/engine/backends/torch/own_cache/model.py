@@ -108,7 +108,8 @@ def load_own_cache_model(
 def _describe(config: Mapping[str, Any], text: Mapping[str, Any]) -> DecoderDescription:
     """Returns a description for the state table and the memory of a step."""
     hidden = integer(text, "hidden_size", text.get("n_embd") or text.get("d_model"))
-    layers = integer(text, "num_hidden_layers", text.get("n_layer") or text.get("n_layers"))
+    counted = text.get("n_layer") or text.get("n_layers") or len(text.get("layers_block_type") or ()) or None
+    layers = integer(text, "num_hidden_layers", counted)
     inner = text.get("intermediate_size")
     wide = max(inner) if isinstance(inner, list) else inner or 4 * hidden
     context = next((text[name] for name in _CONTEXT_FIELDS if text.get(name)), _CONTEXT)

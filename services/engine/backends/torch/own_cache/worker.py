@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from antiphon.services.engine.backends.torch.own_cache.kinds import KEEPS_STATES
 from antiphon.services.engine.backends.torch.own_cache.memory import CachePlan, plan_caches
 from antiphon.services.engine.backends.torch.own_cache.model import SequenceCache, load_own_cache_model
 from antiphon.services.engine.backends.torch.results import step_result
@@ -68,7 +69,7 @@ class OwnCacheWorker:
             settings.cache.block_size,
             description.vocab_size,
             eos,
-            self._grammars.processor,
+            self._grammars,
             # To compute a token again, this worker would compute the whole sequence again.
             MaskTurns(is_limited=False),
         )
@@ -180,6 +181,7 @@ def _notice(settings: EngineSettings, plan: CachePlan) -> str:
     unused = {
         "prefix caching": settings.cache.enable_prefix_caching,
         "lookahead": settings.scheduler.use_lookahead,
+        "--use-mtp": settings.scheduler.use_mtp,
         "swap space": bool(settings.cache.swap_space),
     }
     names = [name for name in unused if unused[name]]
@@ -205,7 +207,7 @@ def _facts(
         computes_on_host=device.type == "cpu",
         configuration=configuration_hash(model_dir, f"own cache {torch_backend(device)}", dtype, dtype),
         content=content_hash(model_dir, PLAIN_WEIGHTS.name, dtype),
-        keeps_states=True,
+        keeps_states=KEEPS_STATES,
         max_rows=plan.num_sequences,
         variant_because="PyTorch's operations order their sums by the number of tokens of a step",
     )

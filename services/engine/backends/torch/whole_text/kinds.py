@@ -3,23 +3,28 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from antiphon.services.engine.models.about import About
+
 CLASSIFIER = "ForSequenceClassification"
-ENCODERS = frozenset(
-    {
-        "albert",
-        "bert",
-        "camembert",
-        "deberta-v2",
-        "distilbert",
-        "electra",
-        "modernbert",
-        "mpnet",
-        "nomic_bert",
-        "roberta",
-        "xlm-roberta",
-    }
-)
+ENCODERS = {
+    "albert": About(models="ALBERT"),
+    "bert": About(models="BERT"),
+    "camembert": About(models="CamemBERT"),
+    "deberta-v2": About(models="DeBERTa 2 and 3"),
+    "distilbert": About(models="DistilBERT"),
+    "electra": About(models="ELECTRA"),
+    "modernbert": About(models="ModernBERT"),
+    "mpnet": About(models="MPNet"),
+    "nomic_bert": About(models="Nomic BERT"),
+    "roberta": About(models="RoBERTa"),
+    "xlm-roberta": About(models="XLM-RoBERTa"),
+}
 """Model types (config.json) of supported encoders."""
+CLASSIFIERS = About(models="encoders and decoders with a classification head")
+BATCHED = True
+"""Whether texts are computed together, as far as their lengths allow (`batches`)."""
+COMPUTES_WHOLE = True
+"""See `EngineFacts.computes_whole`."""
 PADDING_SHARE = 0.25
 """Maximum share of padding among the tokens of a batch."""
 

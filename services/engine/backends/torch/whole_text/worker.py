@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from antiphon.services.engine.backends.torch.weight_memory import host_weights
-from antiphon.services.engine.backends.torch.whole_text.kinds import batches
+from antiphon.services.engine.backends.torch.whole_text.kinds import COMPUTES_WHOLE, batches
 from antiphon.services.engine.backends.torch.whole_text.model import Text, WholeTextModel, load_whole_text_model
 from antiphon.services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
 from antiphon.services.engine.models.config_fields import weight_dtype
@@ -152,6 +152,6 @@ def _facts(
         pooling_kind="cls" if model.labels else pooling_kind(model_dir, "cls"),
         generates=False,
         labels=model.labels,
-        computes_whole=True,
+        computes_whole=COMPUTES_WHOLE,
         variant_because="PyTorch's operations order their sums by the number of tokens of a step",
     )

@@ -57,7 +57,7 @@ def _sort_kernel(
 def _grouped_kernel(
     x, weights, biases, shares, out, pairs, owners, num_pairs, width,
     COLUMNS: tl.constexpr, PER_ROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
-    ACTIVATION: tl.constexpr, OUTER: tl.constexpr,
+    ACTIVATION: tl.constexpr, OUTER: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(owners + tl.program_id(1))
     if expert >= 0:
@@ -75,15 +75,17 @@ def _grouped_kernel(
             if not OUTER:
                 below = lines + width.to(tl.int64) * COLUMNS + (first + c)[None, :]
                 up = multiply(part, tl.trans(tl.load(below, mask=inside, other=0.0)), up)
+        share = 1.0
+        if WEIGHTED:
+            share = tl.load(shares + pair, mask=real, other=0.0).to(tl.float32)[:, None]
+        if WEIGHTED and not OUTER:
+            acc, up = acc * share, up * share
         if biases is not None:
             added = biases + expert.to(tl.int64) * parts + n
             acc += tl.load(added, mask=n < width, other=0.0).to(tl.float32)[None, :]
             if not OUTER:
                 up += tl.load(added + width, mask=n < width, other=0.0).to(tl.float32)[None, :]
-        if OUTER:
-            acc = acc * tl.load(shares + pair, mask=real, other=0.0).to(tl.float32)[:, None]
-        else:
-            acc = activate_gated(acc, up, ACTIVATION)
+        acc = acc * share if OUTER else activate_gated(acc, up, ACTIVATION)
         place = out + pair.to(tl.int64)[:, None] * width + n[None, :]
         tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
 
@@ -109,10 +111,12 @@ def mixed_experts(
     activation: str,
     residual: Tensor | None = None,
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
+    weighted_inputs: bool = False,
 ) -> Tensor:
     """Returns y [n, hidden], see the module.
 
     `shares`, `chosen` [n, k]: the router's weights and experts; `biases`: of both matrices, [experts, out].
+    `weighted_inputs`: the weights multiply the first product, before its biases, in place of the second one.
     """
     tokens, per_token = chosen.shape
     experts, hidden, inner_width = down.shape
@@ -125,13 +129,13 @@ def mixed_experts(
     shared = {"ROWS": rows, "WIDE": wide, "PIECE": piece, "ACTIVATION": activation, "warps": warps, "stages": stages}
     launch(
         _grouped_kernel, (ceil_div(inner_width, wide), len(owners)),
-        x, gate_up, biases[0], None, inner, pairs, owners, num_pairs, inner_width,
-        COLUMNS=hidden, PER_ROW=per_token, OUTER=False, **shared,
+        x, gate_up, biases[0], shares, inner, pairs, owners, num_pairs, inner_width,
+        COLUMNS=hidden, PER_ROW=per_token, OUTER=False, WEIGHTED=weighted_inputs, **shared,
     )  # fmt: skip
     launch(
         _grouped_kernel, (ceil_div(hidden, wide), len(owners)),
         inner, down, biases[1], shares, outer, pairs, owners, num_pairs, hidden,
-        COLUMNS=inner_width, PER_ROW=1, OUTER=True, **shared,
+        COLUMNS=inner_width, PER_ROW=1, OUTER=True, WEIGHTED=not weighted_inputs, **shared,
     )  # fmt: skip
     out = torch.empty_like(x)
     grid = (tokens, ceil_div(hidden, 1024))

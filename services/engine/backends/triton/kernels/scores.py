@@ -54,6 +54,24 @@ def make_scores(q, k, scale, softcap, slopes, distances, SOFTCAP: tl.constexpr, 
 
 
 @triton.jit
+def first_key(positions, window, WINDOW: tl.constexpr):
+    """Returns the first key that queries see: of a window that slides (WINDOW 1), or of a chunk (WINDOW 2)."""
+    if WINDOW == 2:
+        return positions - positions % window
+    else:
+        return tl.maximum(positions - window + 1, 0)
+
+
+@triton.jit
+def in_window(keys, positions, distances, window, WINDOW: tl.constexpr):
+    """Returns which keys are not before the first one that each query sees, [queries, keys]."""
+    if WINDOW == 2:
+        return keys[None, :] >= first_key(positions, window, WINDOW)[:, None]
+    else:
+        return distances > -window
+
+
+@triton.jit
 def accumulate(scores, v, best, total, acc, dtype: tl.constexpr):
     """Adds a tile with masked scores to the running softmax. Returns (best [rows], total [rows], acc [rows, D])."""
     new_best = tl.maximum(best, tl.max(scores, 1))

@@ -82,7 +82,7 @@ class MessageEncoder:
                 return {"reasoning": text, "reasoning_content": text}
             case CallStart(call, name):
                 function = {"name": name, "arguments": ""}
-                head = {"index": call, "id": self._id(choice, call), "type": "function", "function": function}
+                head = {"index": call, "id": self._id(choice, call, name), "type": "function", "function": function}
                 return {"function_call": function} if self._answer.choice.legacy else {"tool_calls": [head]}
             case CallArguments(call, text):
                 function = {"arguments": text}
@@ -96,10 +96,10 @@ class MessageEncoder:
             return {"function_call": functions[0]}
         return {
             "tool_calls": [
-                {"id": self._id(choice, call), "type": "function", "function": function}
+                {"id": self._id(choice, call, function["name"]), "type": "function", "function": function}
                 for call, function in enumerate(functions)
             ]
         }
 
-    def _id(self, choice: int, call: int) -> str:
-        return self._answer.call_id(self._request_id, choice, call)
+    def _id(self, choice: int, call: int, name: str) -> str:
+        return self._answer.call_id(self._request_id, choice, call, name)

@@ -116,6 +116,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
         "parent": card.base or None,
         "max_model_len": card.max_model_len,
         "tasks": _tasks(card),
+        "input_modalities": ["text", "image"] if card.takes_images else ["text"],
         "permission": [],
     }
 

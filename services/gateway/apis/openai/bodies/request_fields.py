@@ -106,6 +106,9 @@ MAPPED: Mapping[str, str] = {
     "enable_thinking": "chat_template_kwargs.enable_thinking",
     "think": "chat_template_kwargs.enable_thinking",
     "thinking_budget": "thinking_token_budget",
+    "reasoning.max_tokens": "thinking_token_budget",
+    "reasoning.effort": "reasoning_effort",
+    "reasoning.enabled": "chat_template_kwargs.enable_thinking",
 }
 """Names that other servers have for fields that act here. `X-Request-Id` is a header, `a.b` is a member of a field."""
 _HEADER = "X-Request-Id"
@@ -167,7 +170,9 @@ def read(
     ServiceError for what is no object, for the first field that is refused, and for a value of a wrong type.
     """
     fields = read_fields(data)
-    renamed = None if rules.mapped.keys().isdisjoint(fields) else _renamed(fields, decoder.type, rules)
+    flat = _flat(fields, decoder.type, rules)
+    renamed = flat if rules.mapped.keys().isdisjoint(flat) else _renamed(flat, decoder.type, rules)
+    renamed = None if renamed is fields else renamed
     check(fields if renamed is None else renamed, decoder.type, rules, without_effect)
     return read_body(data if renamed is None else msgspec.json.encode(renamed), decoder)
 
@@ -198,11 +203,25 @@ def known_fields(body: type[msgspec.Struct], rules: FieldRules = OPENAI) -> list
     return [*body.__struct_fields__, *rules.hints, *rules.requirements, *rules.mapped]
 
 
-def _renamed(fields: RawFields, body: type[msgspec.Struct], rules: FieldRules) -> RawFields | None:
-    """Returns the fields with the names that they have here; None if none is mapped."""
+def _flat(fields: RawFields, body: type[msgspec.Struct], rules: FieldRules) -> RawFields:
+    """Returns the fields with the members of objects that only other servers have in place of these objects."""
+    acting = body.__struct_fields__
+    members = [name for name, target in rules.mapped.items() if "." in name and target.partition(".")[0] in acting]
+    parents = {name.partition(".")[0] for name in members}.intersection(fields).difference(acting)
+    objects = {name: fields[name] for name in parents if bytes(fields[name]).startswith(b"{")}
+    if not objects:
+        return fields
+    flat = {name: raw for name, raw in fields.items() if name not in objects}
+    for parent, raw in objects.items():
+        flat |= {f"{parent}.{name}": member for name, member in read_fields(bytes(raw)).items()}
+    return flat
+
+
+def _renamed(fields: RawFields, body: type[msgspec.Struct], rules: FieldRules) -> RawFields:
+    """Returns the fields with the names that they have here; the same object if none is mapped."""
     wanted = [name for name in fields if name in rules.mapped and name not in body.__struct_fields__]
     if not wanted:
-        return None
+        return fields
     renamed = dict(fields)
     for name in wanted:
         raw, target = renamed.pop(name), rules.mapped[name]

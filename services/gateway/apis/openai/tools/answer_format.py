@@ -8,18 +8,16 @@ from dataclasses import dataclass
 
 from antiphon.services.gateway.apis.openai.schemas import ChatBody
 from antiphon.services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice
-from antiphon.services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from antiphon.services.gateway.apis.parsers.formats import DEFAULT_ID_PATTERN, TOOL_FORMATS, ToolFormat
 from antiphon.services.gateway.apis.parsers.json_formats import Llama3JsonParser
 from antiphon.services.gateway.apis.parsers.named_call import NamedCallParser
-from antiphon.services.gateway.apis.parsers.output_parser import CallParser, OutputParser
+from antiphon.services.gateway.apis.parsers.output_parser import CallParser, OutputParser, Splitter
+from antiphon.services.gateway.apis.parsers.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard, ThinkingLimit
 from antiphon.shared.config import GatewaySettings
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.messages import FinishReason
 from antiphon.shared.request.checks import given, refuse
-from antiphon.shared.text.reasoning import ReasoningSplitter
-
-_ID_CHARS, _SHORT_ID_CHARS = 24, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +25,8 @@ class AnswerFormat:
     """The formats of one request's answer.
 
     `tool_format` is None if calls are not separated, `reasoning_format` if reasoning is not. `continued`: the text of
-    the final message that the output continues, "" if it continues none.
+    the final message that the output continues, "" if it continues none. `num_earlier_calls`: number of calls in the
+    conversation so far.
     """
 
     choice: ToolChoice
@@ -35,13 +34,14 @@ class AnswerFormat:
     reasoning_format: ReasoningFormat | None = None
     show_reasoning: bool = True
     continued: str = ""
+    num_earlier_calls: int = 0
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Texts of the special tokens that must stay in the output, because they mark its parts."""
         tools = self.tool_format.special_tokens if self.tool_format is not None else ()
         reasoning = self.reasoning_format
-        return tools if reasoning is None else (*tools, reasoning.opening, reasoning.closing)
+        return tools if reasoning is None else tuple(dict.fromkeys((*tools, *reasoning.special_tokens)))
 
     def parser(self, prompt_tail: str) -> OutputParser:
         """Returns the parser of one output. `prompt_tail`: the last characters of the prompt."""
@@ -57,14 +57,19 @@ class AnswerFormat:
         reasoning = self.reasoning_format
         if reasoning is None:
             return None
-        return ThinkingLimit(budget, reasoning.opening, reasoning.closing, self._begins_inside)
+        return ThinkingLimit(
+            budget=budget,
+            opening=reasoning.opening,
+            closing=reasoning.closing,
+            begins_inside=self._begins_inside,
+            repeats=reasoning.repeats,
+        )
 
-    def call_id(self, request_id: str, choice: int, call: int) -> str:
-        """Returns the id of a call in an answer, derived from request, choice and index of the call."""
+    def call_id(self, request_id: str, choice: int, call: int, name: str) -> str:
+        """Returns the id of a call of the function `name`, derived from request, choice and index of the call."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{call}".encode()).hexdigest()
-        if self.tool_format is not None and self.tool_format.short_ids:
-            return digest[:_SHORT_ID_CHARS]
-        return f"call_{digest[:_ID_CHARS]}"
+        pattern = DEFAULT_ID_PATTERN if self.tool_format is None else self.tool_format.id_pattern
+        return pattern.format(digest=digest, name=name, number=self.num_earlier_calls + call)
 
     def finish_reason(self, reason: FinishReason, parser: OutputParser) -> str:
         """Returns the finish reason to report for an output that has been parsed to its end."""
@@ -80,11 +85,11 @@ class AnswerFormat:
             return NamedCallParser(self.choice.name) if named else Llama3JsonParser(self.choice.tools)
         return None if own is None else own.parser(self.choice.tools)
 
-    def _splitter(self, prompt_tail: str) -> ReasoningSplitter | None:
+    def _splitter(self, prompt_tail: str) -> Splitter | None:
         reasoning = self.reasoning_format
         if reasoning is None:
             return None
-        return ReasoningSplitter(reasoning.opening, reasoning.closing, inside=self._begins_inside(prompt_tail))
+        return reasoning.splitter(inside=self._begins_inside(prompt_tail))
 
     def _begins_inside(self, prompt_tail: str) -> bool:
         assert self.reasoning_format is not None
@@ -104,7 +109,7 @@ def answer_format(
     if not request.output.detokenize:
         return None  # There is no text.
     if choice is not NO_TOOLS and choice.is_forced:
-        return AnswerFormat(choice=choice, tool_format=calls)
+        return AnswerFormat(choice=choice, tool_format=calls, num_earlier_calls=_num_calls(body))
     grammar = request.params.grammar
     if grammar is not None and grammar.kind != "structural_tag":
         return None  # The output has the structure from its first token on, so it has no markers.
@@ -117,6 +122,7 @@ def answer_format(
         reasoning_format=reasoning,
         show_reasoning=given(body.include_reasoning, True),
         continued=_continued(body),
+        num_earlier_calls=_num_calls(body),
     )
 
 
@@ -159,3 +165,7 @@ def _chosen(setting: str, shown: str) -> str:
 def _continued(body: ChatBody) -> str:
     content = body.messages[-1].content if body.continue_final_message and body.messages else None
     return content if isinstance(content, str) else ""
+
+
+def _num_calls(body: ChatBody) -> int:
+    return sum(len(turn.tool_calls or ()) for turn in body.messages or ())

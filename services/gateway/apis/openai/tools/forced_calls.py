@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from antiphon.services.gateway.apis.parsers.call_grammars import callable_tools
 from antiphon.services.gateway.apis.parsers.formats import ToolFormat
+from antiphon.services.gateway.apis.parsers.grammars.pieces import callable_tools
 from antiphon.shared import limits
 from antiphon.shared.parameters.tagged_text import TaggedText
 from antiphon.shared.request.checks import refuse

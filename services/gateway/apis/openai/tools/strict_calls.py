@@ -5,8 +5,9 @@ and the arguments of a strict function follow its JSON Schema.
 """
 
 from antiphon.services.gateway.apis.openai.tools.tool_choice import ToolChoice
-from antiphon.services.gateway.apis.parsers.call_grammars import callable_tools
-from antiphon.services.gateway.apis.parsers.formats import ReasoningFormat, ToolFormat
+from antiphon.services.gateway.apis.parsers.formats import ToolFormat
+from antiphon.services.gateway.apis.parsers.grammars.pieces import callable_tools
+from antiphon.services.gateway.apis.parsers.reasoning_formats import ReasoningFormat
 from antiphon.shared.parameters.tagged_text import Chain, Tag, TaggedText
 from antiphon.shared.request.checks import refuse
 from antiphon.shared.request.structured import Constraint, tagged_constraint

@@ -11,7 +11,7 @@ export class ApiError extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 
-async function send(path, options = {}) {
+export async function send(path, options = {}) {
   const headers = { ...(options.headers || {}) };
   if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
   const reply = await fetch(path, { ...options, headers });
@@ -29,32 +29,48 @@ export const getText = async (path, signal) => (await send(path, { signal })).te
 export const postJson = async (path, body) => (await send(path, { method: "POST", body: JSON.stringify(body),
   headers: { "content-type": "application/json" } })).json();
 
-// Saves an answer as a file of the browser's user.
-export async function save(path, name) {
-  const address = URL.createObjectURL(await (await send(path)).blob());
-  const link = Object.assign(document.createElement("a"), { href: address, download: name });
-  link.click();
+// Gives the browser's user a file.
+export function download(blob, name) {
+  const address = URL.createObjectURL(blob);
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+export const save = async (path, name) => download(await (await send(path)).blob(), name);
+
+// Yields the events of a stream as {data, id}. One that the end of the connection has cut is left out.
+export async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const whole = (rest + value).split("\n\n");
+      rest = whole.pop();
+      for (const one of whole) {
+        const event = { data: "", id: "" };
+        for (const line of one.split("\n")) {
+          if (line.startsWith("data: ")) event.data += line.slice(6);
+          else if (line.startsWith("id: ")) event.id = line.slice(4);
+        }
+        if (event.data) yield event;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
 }
 
 // Yields the objects of a streamed answer.
 export async function* streamed(path, body, signal) {
   const headers = { "content-type": "application/json" };
   const reply = await send(path, { method: "POST", body: JSON.stringify(body), headers, signal });
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const line = event.split("\n").find((one) => one.startsWith("data: "));
-      if (!line || line === "data: [DONE]") continue;
-      const data = JSON.parse(line.slice(6));
-      if (data.error) throw new ApiError(500, data.error.message);
-      yield data;
-    }
+  for await (const { data } of events(reply.body)) {
+    if (data === "[DONE]") continue;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(500, chunk.error.message);
+    yield chunk;
   }
 }
 

@@ -40,6 +40,7 @@ class Heads:
     softcap: float | None = None
     alibi: bool = False
     sinks: bool = False
+    chunked: bool = False
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
 
@@ -80,7 +81,7 @@ class Case:
         self.caches = [as_stored(cache, heads.cache_dtype or heads.dtype) for cache in caches]
 
     def work_heads(self) -> attention_work.Heads:
-        return attention_work.Heads(self.heads.group, self.heads.dtype.itemsize)
+        return attention_work.Heads(self.heads.group, self.heads.dtype.itemsize, chunked_windows=self.heads.chunked)
 
     def sinks(self) -> Tensor | None:
         """From far below the scores of keys to far above them."""
@@ -117,6 +118,7 @@ class Case:
             dtype=torch.float32,
             device=torch.device("cpu"),
             alibi_slopes=slopes,
+            chunked_windows=heads.chunked,
         )
         tables = np.where(self.tables == 2**30, 0, self.tables)[sequences.rows].astype(np.int64)
         starts = np.concatenate((sequences.query_starts, [len(self.queries)]))
@@ -147,6 +149,8 @@ VARIANTS = [
     Heads(alibi=True),
     Heads(sinks=True, group=4, window=SPLIT_TOKENS + 3),
     Heads(sinks=True, window=20),
+    Heads(group=3, window=SPLIT_TOKENS + 3, chunked=True),
+    Heads(window=20, chunked=True),
     Heads(dtype=torch.float16),
     Heads(dtype=torch.bfloat16, window=70),
     Heads(dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
@@ -167,6 +171,7 @@ def test_chunks_beside_decoding_sequences_attend_to_what_the_reference_does(head
 
 def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_reference_does() -> None:
     Case([(100, 70), (0, 64), (63, 65)], Heads(window=90)).check()
+    Case([(100, 70), (0, 64), (63, 65)], Heads(window=90, chunked=True)).check()
 
 
 @pytest.mark.parametrize("queries", [2, 5, 9])
@@ -199,6 +204,8 @@ def test_the_lists_name_every_split_and_every_tile_once() -> None:
     assert [(i >> 16, i & 0xFFFF) for i in items] == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
     starts, items = split_items(sequences, 100)
     assert [(i >> 16, i & 0xFFFF) for i in items] == [(0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
+    starts, items = split_items(sequences, 256, chunked=True)
+    assert [(i >> 16, i & 0xFFFF) for i in items] == [(0, 2), (1, 0), (2, 1)]
     chunks = Sequences(np.arange(2), np.array([50, 400]), np.array([0, 50]), np.array([50, 100]))
     tiles = [(i >> 16, i & 0xFFFF) for i in query_tiles(chunks, 32)]
     assert tiles == [(1, 3), (1, 2), (1, 1), (1, 0), (0, 1), (0, 0)]

@@ -11,7 +11,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import m
 from antiphon.services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
-from antiphon.services.engine.kernels.activation import ACTIVATIONS
+from antiphon.services.engine.kernels.activation import ACTIVATIONS, xielu, xielu_numbers
 from antiphon.services.engine.kernels.activation import gated as reference_gated
 from antiphon.services.engine.kernels.paged_attention import write_kv
 from antiphon.services.engine.kernels.rms_norm import rms_norm
@@ -51,6 +51,14 @@ def test_activations_alone_and_gated_are_the_references(kind: str, dtype: torch.
     x = 3 * draw(3, 2 * 1030, dtype=dtype)
     assert_close(activated(x, kind, gated=True), reference_gated(ACTIVATIONS[kind], x.float()).to(dtype))
     assert_close(activated(x, kind, gated=False), ACTIVATIONS[kind](x.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_activation_with_numbers_is_the_reference_also_near_zero(dtype: torch.dtype) -> None:
+    numbers = xielu_numbers(torch.tensor([0.2, -0.8, 0.5, -1e-6]))
+    x = torch.cat((3 * draw(3, 1030, dtype=dtype), 1e-3 * draw(3, 40, seed=1, dtype=dtype), torch.zeros(3, 1)), dim=1)
+    x = x.to(dtype).contiguous()
+    assert_close(activated(x, "xielu", gated=False, numbers=numbers), xielu(numbers, x.float()).to(dtype))
 
 
 class Projected:

@@ -75,6 +75,9 @@ def test_a_mixture_of_experts_is_the_references(tokens: int, experts: int, per_t
     assert_close(mixed_experts(x, shares, chosen, up, down, "silu"), expected.to(dtype), factor=2)
     added = mixed_experts(x, shares, chosen, up, down, "silu", residual)
     assert_close(added, (residual.float() + expected).to(dtype), factor=2)
+    expected = reference_experts(x.float(), shares.float(), chosen, ups, downs, gated_by("silu"), weighted_inputs=True)
+    weighted = mixed_experts(x, shares, chosen, up, down, "silu", weighted_inputs=True)
+    assert_close(weighted, expected.to(dtype), factor=2)
 
 
 @pytest.mark.parametrize("tokens", [3, 40])

@@ -12,11 +12,14 @@ sliding window of the model's layers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from antiphon.services.engine.kernels.paged_attention import first_keys
 
 SPLIT_TOKENS: Final = 256
 """Keys of one split. Fixed, because a sequence's sums must not depend on the number of other sequences."""
@@ -62,6 +65,7 @@ class Heads:
     latent: bool = False
     """Whether keys and values are rows of latents (`latent_attention`). The kernel for few queries divides their heads
     among programs, so it takes any number of heads."""
+    chunked_windows: bool = False
 
     @property
     def split_tokens(self) -> int:
@@ -120,7 +124,7 @@ class ManyWork:  # positional: columns in the order of the kernel's arguments
     tiles: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
     """The work lists of a step for layers with the same window. `tables` [rows, blocks] int32: the block tables."""
 
@@ -128,6 +132,13 @@ class DeviceWork:
     window: int | None
     few: FewWork | None
     many: ManyWork | None
+    chunked: bool = False
+    """Whether windows are chunks, see `kernels/paged_attention`."""
+
+    @property
+    def window_kind(self) -> int:
+        """How the kernels mask keys before the first one that a query sees: not at all, by a window or by a chunk."""
+        return 0 if self.window is None else 2 if self.chunked else 1
 
 
 def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
@@ -141,14 +152,11 @@ def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
 
 
 def split_items(
-    sequences: Sequences, window: int | None, split_tokens: int = SPLIT_TOKENS
+    sequences: Sequences, window: int | None, split_tokens: int = SPLIT_TOKENS, chunked: bool = False
 ) -> tuple[Integers, Integers]:
     """Returns `item_starts` [S + 1] and the packed (sequence, split) pairs of splits with keys visible to a query."""
     last = -(-sequences.seq_lens // split_tokens)
-    first = np.zeros_like(last)
-    if window is not None:
-        oldest = sequences.seq_lens - sequences.query_lens - window + 1
-        first = np.maximum(oldest, 0) // split_tokens
+    first = first_keys(sequences.seq_lens - sequences.query_lens, window, chunked) // split_tokens
     counts = last - first
     starts = np.concatenate(([0], counts.cumsum()))
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -178,21 +186,22 @@ def plan_work(
     `capacity`: (sequences, items) of a captured graph, to which the list is padded; only for steps in which every
     sequence has one query. Padding sequences have no items.
     """
+    work = partial(DeviceWork, tables=tables, window=window, chunked=heads.chunked_windows)
     few = has_few(sequences.query_lens, heads)
     if few.all():
-        return DeviceWork(tables, window, _few(sequences, window, heads.split_tokens, put, capacity), None)
+        return work(few=_few(sequences, window, heads, put, capacity), many=None)
     many = sequences.take(np.flatnonzero(~few))
     each = queries_a_tile(heads.group, heads.itemsize)
     tiles = query_tiles(many, each)
     columns = (many.rows, many.seq_lens, many.query_starts, many.query_lens, tiles)
     placed = ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))
     rest = sequences.take(np.flatnonzero(few))
-    placed_few = _few(rest, window, heads.split_tokens, put, capacity) if few.any() else None
-    return DeviceWork(tables, window, placed_few, placed)
+    placed_few = _few(rest, window, heads, put, capacity) if few.any() else None
+    return work(few=placed_few, many=placed)
 
 
-def _few(sequences: Sequences, window: int | None, split_tokens: int, put: Put, capacity: tuple[int, int]) -> FewWork:
-    starts, items = split_items(sequences, window, split_tokens)
+def _few(sequences: Sequences, window: int | None, heads: Heads, put: Put, capacity: tuple[int, int]) -> FewWork:
+    starts, items = split_items(sequences, window, heads.split_tokens, heads.chunked_windows)
     real = len(sequences.rows)
     count, max_items = max(real, capacity[0]), max(len(items), capacity[1])
     padded = sequences if count == real else _pad(sequences, count)
@@ -207,7 +216,7 @@ def _few(sequences: Sequences, window: int | None, split_tokens: int, put: Put, 
         num_items=put(np.array([len(items)]), 1),
         # The kernel reads only the first `num_items` of these.
         items=put(items, max_items),
-        split_tokens=split_tokens,
+        split_tokens=heads.split_tokens,
     )
 
 

@@ -25,7 +25,14 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, FewWork, Geometry
 from antiphon.services.engine.backends.triton.kernels.runtime import launch, num_processors, power_of_two
-from antiphon.services.engine.backends.triton.kernels.scores import accumulate, load_rows, make_scores, with_sink
+from antiphon.services.engine.backends.triton.kernels.scores import (
+    accumulate,
+    first_key,
+    in_window,
+    load_rows,
+    make_scores,
+    with_sink,
+)
 
 _PROGRAMS_A_PROCESSOR = 4
 _COMBINED_AT_ONCE, _NARROW = 16, 256
@@ -62,8 +69,7 @@ def _split_kernel(
         acc = tl.zeros((ROWS, D_PAD), tl.float32)
         start, end = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, seq_len)
         if WINDOW:
-            oldest = tl.maximum(seq_len - num_queries - window + 1, 0)
-            start = tl.maximum(start, oldest // TILE * TILE)
+            start = tl.maximum(start, first_key(seq_len - num_queries, window, WINDOW) // TILE * TILE)
         for first in range(start, end, TILE):
             keys = first + tl.arange(0, TILE)
             visible = keys < end
@@ -74,7 +80,7 @@ def _split_kernel(
             s = make_scores(q, k.to(q.dtype), scale, softcap, slope, distances, SOFTCAP, ALIBI)
             seen = visible[None, :] & (distances <= 0)
             if WINDOW:
-                seen = seen & (distances > -window)
+                seen = seen & in_window(keys, positions, distances, window, WINDOW)
             best, total, acc = accumulate(tl.where(seen, s, float("-inf")), v, best, total, acc, q.dtype)
         alone = tl.load(item_starts + sequence + 1) - tl.load(item_starts + sequence) == 1
         # With several splits, the sink is added when they are combined.
@@ -152,7 +158,7 @@ def attend_few(
         few.item_starts, few.items, few.num_items, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=4, stages=3, BLOCK_SIZE=key_cache.shape[1], QUERIES=each, ROWS=rows, TILE=tile,
-        SPLIT=few.split_tokens, WINDOW=work.window is not None, SOFTCAP=g.softcap is not None,
+        SPLIT=few.split_tokens, WINDOW=work.window_kind, SOFTCAP=g.softcap is not None,
         ALIBI=g.slopes is not None, **shared,
     )  # fmt: skip
     combine_splits(attended, partials, bests, totals, few, kv_heads, g.sinks)

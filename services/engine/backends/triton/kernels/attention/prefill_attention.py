@@ -21,7 +21,14 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
 from antiphon.services.engine.backends.triton.kernels.runtime import architecture, launch, power_of_two
-from antiphon.services.engine.backends.triton.kernels.scores import accumulate, load_rows, make_scores, with_sink
+from antiphon.services.engine.backends.triton.kernels.scores import (
+    accumulate,
+    first_key,
+    in_window,
+    load_rows,
+    make_scores,
+    with_sink,
+)
 
 
 @triton.jit
@@ -50,7 +57,7 @@ def _attend_run(
         if MASKED:
             seen = distances <= 0
             if WINDOW:
-                seen = seen & (distances > -window)
+                seen = seen & in_window(keys, positions, distances, window, WINDOW)
             s = tl.where(seen, s, float("-inf"))
         best, total, acc = accumulate(s, v, best, total, acc, q.dtype)
     return best, total, acc
@@ -88,8 +95,8 @@ def _prefill_kernel(
     whole = (first + 1) // TILE * TILE
     start = 0
     if WINDOW:
-        start = tl.maximum(first - window + 1, 0) // TILE * TILE
-        edge = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), TILE) * TILE, whole)
+        start = first_key(first, window, WINDOW) // TILE * TILE
+        edge = tl.minimum(tl.cdiv(first_key(last, window, WINDOW), TILE) * TILE, whole)
         best, total, acc = _attend_run(
             start, edge, last, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window,
             scale, softcap, BLOCK_SIZE, KV_HEADS, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
@@ -127,7 +134,7 @@ def attend_many(
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], KV_HEADS=g.kv_heads, GROUP=group, D=head_dim,
         D_PAD=power_of_two(head_dim, 16), QUERIES=each, ROWS=power_of_two(each * group, 16), TILE=tile,
-        WINDOW=work.window is not None, SOFTCAP=g.softcap is not None, ALIBI=g.slopes is not None,
+        WINDOW=work.window_kind, SOFTCAP=g.softcap is not None, ALIBI=g.slopes is not None,
     )  # fmt: skip
 
 

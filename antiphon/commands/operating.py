@@ -1,0 +1,190 @@
+"""The commands for operators: `drain`, `resume`, `models`, and `replay`, `fork`, `record` about recorded requests."""
+
+import argparse
+from pathlib import Path
+
+from antiphon.commands.command import Command, Run, client_of
+from antiphon.commands.parser import Parser
+from antiphon.shared.flags import SettingsError
+from antiphon.terminal.address import server_flags
+
+ADMIN = "API key with the scope 'admin'"
+
+
+def _drain_flags(parser: Parser) -> None:
+    parser.add_argument("engine", metavar="ENGINE", help="id of the engine, as `antiphon top` shows it")
+    parser.add_argument("--force", action="store_true", help="also if it is the model's only engine")
+    about = "seconds to wait for the moves (default: %(default)g)"
+    parser.add_argument("--timeout", type=float, default=30.0, help=about)
+    server_flags(parser, key=ADMIN)
+
+
+def _resume_flags(parser: Parser) -> None:
+    parser.add_argument("engine", metavar="ENGINE", help="id of the engine")
+    server_flags(parser, key=ADMIN)
+
+
+def _models_flags(parser: Parser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
+
+    def add(name: str, help: str, run: Run) -> argparse.ArgumentParser:
+        made = kinds.add_parser(name, help=help, description=help)
+        server_flags(made, key=ADMIN)
+        made.set_defaults(run=run)
+        return made
+
+    add("list", "show the models with their versions", _models_list)
+    new = add("set", "start a new version beside the active one and switch to it when it is ready", _models_set)
+    new.add_argument("pair", metavar="NAME=DIR", help="served name, and the new version's directory or hub name")
+    about = "seconds to wait until it serves (default: %(default)g)"
+    new.add_argument("--timeout", type=float, default=600.0, help=about)
+    shadow = add("shadow", "compute copies of a share of the requests on another version and compare", _models_shadow)
+    shadow.add_argument("pair", metavar="NAME=DIR", help="served name, and the version's directory; with --off NAME")
+    shadow.add_argument("--share", type=float, default=0.05, help="share of the requests (default: %(default)g)")
+    shadow.add_argument("--off", action="store_true", help="end the version that computes copies")
+    shadow.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it runs")
+    back = add("rollback", "go back to the former version while it still runs", _models_rollback)
+    back.add_argument("name", metavar="NAME", help="served name of the model")
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from antiphon.operate import engines
+
+    client = client_of(options)
+    return engines.drain(client, options.engine, force=options.force, timeout_s=options.timeout, as_json=options.json)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from antiphon.operate import engines
+
+    return engines.resume(client_of(options), options.engine, as_json=options.json)
+
+
+def _models_list(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    return models.show_all(client_of(options), as_json=options.json)
+
+
+def _models_set(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    wait = models.Wait(timeout_s=options.timeout)
+    return models.set_version(client_of(options), *models.pair(options.pair), wait, as_json=options.json)
+
+
+def _models_shadow(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    client = client_of(options)
+    if options.off:
+        return models.end_shadow(client, options.pair.partition("=")[0], as_json=options.json)
+    if not 0 < options.share <= 1:
+        raise SettingsError(f"--share: {options.share:g} is not above 0 and at most 1")
+    wait = models.Wait(timeout_s=options.timeout)
+    return models.shadow(client, *models.pair(options.pair), options.share, wait, as_json=options.json)
+
+
+def _models_rollback(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    return models.roll_back(client_of(options), options.name, as_json=options.json)
+
+
+def _replay_flags(parser: Parser) -> None:
+    parser.add_argument("request", metavar="ID|FILE", help="id of a request, or a file of `antiphon record save`")
+    parser.add_argument("--engine", default="", help="id of the engine that runs it (default: any)")
+    about = "run it in this process with this model (demo: the demo model)"
+    parser.add_argument("--model", default="", metavar="DIR", help=about)
+    server_flags(parser, key=ADMIN)
+
+
+def _fork_flags(parser: Parser) -> None:
+    parser.add_argument("request", metavar="ID", help="id of the request, or of its answer")
+    about = "recorded tokens that the output begins with"
+    parser.add_argument("--at", type=int, required=True, metavar="N", help=about)
+    parser.add_argument("--index", type=int, default=0, help="which output of the request (default: the first)")
+    parser.add_argument("--token-id", type=int, default=None, help="token at position N in place of the chosen one")
+    about = "length of the whole output (default: as recorded)"
+    parser.add_argument("--max-tokens", type=int, default=None, help=about)
+    parser.add_argument("--temperature", type=float, default=None, help="another temperature (default: as recorded)")
+    parser.add_argument("--top-p", type=float, default=None, help="another share of likely tokens")
+    parser.add_argument("--seed", type=int, default=None, help="another seed")
+    server_flags(parser, key=ADMIN)
+
+
+def _record_flags(parser: Parser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
+    message = "write what it takes to run a request again to a file, for `antiphon replay FILE`"
+    save = kinds.add_parser("save", help=message, description=message)
+    save.add_argument("request", metavar="ID", help="id of the request, or of its answer")
+    save.add_argument("file", metavar="FILE", type=Path, help="where to write it")
+    server_flags(save, key=ADMIN)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from antiphon.operate import replay
+
+    client = client_of(options)
+    return replay.run(client, options.request, engine=options.engine, model=options.model, as_json=options.json)
+
+
+def _fork(options: argparse.Namespace) -> int:
+    from antiphon.operate import replay
+
+    names = ("index", "token_id", "max_tokens", "temperature", "top_p", "seed")
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
+    body = {"position": options.at, **changes}
+    return replay.fork(client_of(options), options.request, body, as_json=options.json)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from antiphon.operate import replay
+
+    return replay.save(client_of(options), options.request, options.file, as_json=options.json)
+
+
+COMMANDS = (
+    Command(
+        name="drain",
+        audience="operators",
+        help="move an engine's streams to others, and keep it unused",
+        run=_drain,
+        flags=_drain_flags,
+    ),
+    Command(
+        name="resume",
+        audience="operators",
+        help="take an engine back into service after `drain`",
+        run=_resume,
+        flags=_resume_flags,
+    ),
+    Command(
+        name="models",
+        audience="operators",
+        help="list and change the versions of the models that are served",
+        run=_models_list,
+        flags=_models_flags,
+    ),
+    Command(
+        name="replay",
+        audience="operators",
+        help="run a recorded request again and compare the tokens",
+        run=_replay,
+        flags=_replay_flags,
+    ),
+    Command(
+        name="fork",
+        audience="operators",
+        help="continue a recorded output from a position on",
+        run=_fork,
+        flags=_fork_flags,
+    ),
+    Command(
+        name="record",
+        audience="operators",
+        help="keep a recorded request in a file",
+        run=_record,
+        flags=_record_flags,
+    ),
+)
