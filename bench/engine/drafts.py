@@ -1,9 +1,9 @@
 """Gain and cost of a draft layer (`--use-mtp`): times with and without it, for core and worker alone.
 
-    python -m bench.engine.drafts DIRECTORY [--batches 1 8] [--right 0 0.5 0.8] [--prompt 256] [--tokens 128]
+    python -m bench.engine.drafts DIRECTORY [--size 0.8b] [--batches 1 8] [--right 0 0.5 0.8] [--prompt 256]
     python -m bench.engine.drafts DIRECTORY --chats [--batches 1 8] [--tokens 128]
 
-If DIRECTORY has no config.json, a model with the shape of Qwen 3.5 0.8B and random weights is written there. The model
+If DIRECTORY has no config.json, a model with the shape of Qwen 3.5 (`--size`) and random weights is written there. It
 and its draft layer compute every step in full, but the draft tokens are replaced by ones of which a known share is
 right: a first run tells what they have to be. A pair is one run without and one with drafts, in alternating order, each
 with the same prompts. With --chats the drafts are those of the layer, and prompts are tasks of the demo model,
@@ -61,6 +61,18 @@ SHAPE: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 0,
 }
+SIZES: dict[str, dict[str, Any]] = {
+    "0.8b": SHAPE,
+    "4b": {
+        **SHAPE,
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
+    },
+}
 WRONG = 1
 """A token that the model does not give."""
 CHATS = 48
@@ -93,6 +105,7 @@ class Taken:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times with and without a draft layer.")
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="0.8b", help="of the model that is written")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--right", type=float, nargs="*", default=[0.0, 0.5, 0.8])
     parser.add_argument("--chats", action="store_true")
@@ -105,8 +118,8 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.directory / "config.json").is_file():
         options.directory.mkdir(parents=True, exist_ok=True)
-        write_json(options.directory / "config.json", SHAPE)
-        write_weights(options.directory, SHAPE, drafts=True)
+        write_json(options.directory / "config.json", SIZES[options.size])
+        write_weights(options.directory, SIZES[options.size], drafts=True)
     settings = EngineSettings(
         model=str(options.directory),
         threads=options.threads,
