@@ -328,7 +328,7 @@ def state_space(shape: StateSpace, dtype: torch.dtype) -> Callable[[], None]:
     """Returns a case with the kernels between the projections of a layer with a state space of heads."""
 
     def start() -> None:
-        states, vectors = empty(1024, shape.state_size, dtype=F32), [empty(shape.num_heads, dtype=F32)] * 3
+        states, vector = empty(1024, shape.state_size, dtype=F32), empty(shape.num_heads, dtype=F32)
         z, inputs, steps = empty(64, sum(shape.in_widths), dtype=dtype).split(
             (shape.width, shape.channels, shape.num_heads), dim=1
         )
@@ -336,7 +336,7 @@ def state_space(shape: StateSpace, dtype: torch.dtype) -> Callable[[], None]:
         for decodes in (False, True):
             moves = state_moves(decodes)
             mixed = convolve(inputs, kernel, bias, states, moves, gated=False)
-        read = scan_heads(shape, mixed, steps, *vectors, states, moves)
+        read = scan_heads(shape, mixed, steps, vector, vector, vector, states, moves)
         gate_heads(shape, read, z, empty(shape.width, dtype=F32))
 
     return start
@@ -346,7 +346,7 @@ def channel_space(shape: ChannelSpace, dtype: torch.dtype) -> Callable[[], None]
     """Returns a case with the kernels between the projections of a layer with a state space of channels."""
 
     def start() -> None:
-        states, vectors = empty(1024, shape.state_size, dtype=F32), [empty(shape.channels, dtype=F32)] * 2
+        states, vector = empty(1024, shape.state_size, dtype=F32), empty(shape.channels, dtype=F32)
         inputs, z = empty(64, 2 * shape.channels, dtype=dtype).chunk(2, dim=1)
         kernel, bias = empty(shape.kernel_size, shape.channels, dtype=dtype), empty(shape.channels, dtype=dtype)
         for decodes in (False, True):
@@ -355,7 +355,7 @@ def channel_space(shape: ChannelSpace, dtype: torch.dtype) -> Callable[[], None]
         selected, steps = empty(64, sum(shape.select_widths), dtype=dtype), empty(64, shape.channels, dtype=dtype)
         norm_parts(shape, selected, empty(sum(shape.select_widths), dtype=dtype))
         decay = empty(shape.state_dim, shape.channels, dtype=F32)
-        scan_channels(shape, values, selected, steps, z, decay, *vectors, states, moves)
+        scan_channels(shape, values, selected, steps, z, decay, vector, vector, states, moves)
 
     return start
 

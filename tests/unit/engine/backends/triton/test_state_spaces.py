@@ -83,8 +83,9 @@ class Layer:
         if isinstance(self.shape, StateSpace):
             mixed, steps = inputs
             return scan_heads(self.shape, mixed, steps, self.decay, self.bias, self.skip, states, every)
-        decay = self.decay.t().contiguous()
-        return scan_channels(self.shape, *inputs, decay, self.bias, self.skip, states, every)
+        values, selected, steps, gates = inputs
+        vectors = self.decay.t().contiguous(), self.bias, self.skip
+        return scan_channels(self.shape, values, selected, steps, gates, *vectors, states, every)
 
     def reference(self, inputs: list[Tensor], moves: StateMoves, states: Tensor) -> Tensor:
         s, wide = self.shape, [each.to(torch.float32) for each in inputs]
