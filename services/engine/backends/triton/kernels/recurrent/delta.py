@@ -53,7 +53,9 @@ def _delta_kernel(
     value = mixed + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + j
     first_row = (head * tl.num_programs(2) + tile) * KEY_DIM
     places = states + first_state + (first_row + i[:, None]) * COLUMNS + column[None, :]
-    which, known = head * KEY_DIM + i if BY_ROW else head, in_key if BY_ROW else head >= 0
+    # Each row of the state has a number a, or all of them have one.
+    which = head * KEY_DIM + i if BY_ROW else head
+    known = in_key if BY_ROW else True
     decay, bias = tl.load(decays + head), tl.load(decay_biases + which, mask=known, other=0.0)
     source = tl.load(sources + sequence).to(tl.int64)
     state = tl.load(places + source * slot_stride, mask=inside & (source >= 0), other=0.0)
@@ -89,9 +91,7 @@ def _finish_kernel(
     place = head * VALUE_DIM + i
     values = tl.load(attended + token * VALUE_HEADS * VALUE_DIM + place, mask=inside, other=0.0)
     gate = tl.load(gates + token * row_stride + place, mask=inside, other=0.0).to(tl.float32)
-    factor = 1.0 / (1.0 + tl.exp2(-gate * LOG2E))
-    if SILU:
-        factor *= gate
+    factor = (gate if SILU else 1.0) / (1.0 + tl.exp2(-gate * LOG2E))
     y = values * (1.0 / tl.sqrt(tl.sum(values * values, 0) / VALUE_DIM + eps))
     y *= tl.load(weight + i, mask=inside, other=0.0).to(tl.float32) * factor
     tl.store(out + token * VALUE_HEADS * VALUE_DIM + place, y.to(out.dtype.element_ty), mask=inside)

@@ -50,14 +50,15 @@ def _scan_kernel(
     places = states + first_state + (first_row + i[:, None]) * COLUMNS + column[None, :]
     shared, own = head // PER_GROUP * STATE_DIM + i, head * DIM + j
     if CHANNELS:
-        known = in_state[:, None] & in_head[None, :]
-        decay = tl.load(decays + i[:, None] * DIM + j[None, :], mask=known, other=0.0)
+        in_matrix = in_state[:, None] & in_head[None, :]
+        decay = tl.load(decays + i[:, None] * DIM + j[None, :], mask=in_matrix, other=0.0)
     else:
         decay = tl.load(decays + head)
-    # The number of a step, and what belongs to it, is that of a channel or of a head.
-    which, there = j if CHANNELS else head, in_head if CHANNELS else head >= 0
-    bias = tl.load(step_biases + which, mask=there, other=0.0)
-    skip = tl.load(skips + which, mask=there, other=0.0)
+    # Each column of the state has a step, a bias and D, or all of them have one.
+    which = j if CHANNELS else head
+    known = in_head if CHANNELS else True
+    bias = tl.load(step_biases + which, mask=known, other=0.0)
+    skip = tl.load(skips + which, mask=known, other=0.0)
     source = tl.load(sources + sequence).to(tl.int64)
     state = tl.load(places + source * slot_stride, mask=inside & (source >= 0), other=0.0)
     tl.debug_barrier()
@@ -68,7 +69,7 @@ def _scan_kernel(
             x = tl.load(values + token * value_stride + own, mask=in_head, other=0.0).to(tl.float32)
             b = tl.load(inner + token * inner_stride + shared, mask=in_state, other=0.0).to(tl.float32)
             c = tl.load(outer + token * inner_stride + shared, mask=in_state, other=0.0).to(tl.float32)
-            d = tl.load(steps + token * step_stride + which, mask=there, other=0.0).to(tl.float32)
+            d = tl.load(steps + token * step_stride + which, mask=known, other=0.0).to(tl.float32)
             dt = tl.minimum(tl.maximum(softplus(d * step_scale + bias), least), most)
             state *= tl.exp2(decay * (dt[None, :] if CHANNELS else dt) * LOG2E)
             state += b[:, None] * (dt * x)[None, :]
