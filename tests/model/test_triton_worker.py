@@ -177,7 +177,7 @@ def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: M
     assert counters.drafted_tokens > counters.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2"])
+@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2", "mamba"])
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen = {
@@ -199,7 +199,7 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, var
     assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
 
 
-@pytest.mark.parametrize("variant", ["llama", "lfm2"])
+@pytest.mark.parametrize("variant", ["llama", "lfm2", "mamba"])
 def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(
     models: Models, variant: str
 ) -> None:
