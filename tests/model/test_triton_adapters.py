@@ -24,6 +24,8 @@ TARGETS = {
     "llama with biases": LLAMA_TARGETS,
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "qwen3 with experts": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "falcon_h1": LLAMA_TARGETS,
+    "nemotron_h": ("q_proj", "o_proj", "up_proj", "down_proj"),
 }
 
 

@@ -30,6 +30,8 @@ MIXED: list[tuple[int, dict[str, Any]]] = [
 ]
 """(prompt, parameters): in chunks, over a block's border, with penalties and log probabilities, with bans."""
 
+RECURRENT = ("lfm2", "qwen3_5", "granite with state spaces", "mamba")
+"""One for each kernel of recurrent states; Mamba has no attention."""
 
 Both = Callable[..., tuple[Output, Output]]
 
@@ -88,6 +90,18 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         "lfm3",
         "qwen3_5 with wide heads",
         "qwen3_next",
+        "mamba2",
+        "mamba with biases",
+        "falcon_mamba",
+        "granite with state spaces and experts",
+        "bamba with wide heads",
+        "falcon_h1 with norms before gates",
+        "jamba",
+        "nemotron_h",
+        "nemotron_h with experts",
+        "nemotron_h with narrow experts",
+        "kimi_linear",
+        "kimi_linear with wide heads",
     ],
 )
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
@@ -95,13 +109,13 @@ def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, v
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("variant", [*RECURRENT, "kimi_linear"])
 def test_a_mixed_batch_of_a_model_with_recurrent_states(both: Both, variant: str) -> None:
     ours, theirs = both(variant, MIXED, 3)
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("variant", RECURRENT)
 def test_a_prefix_is_continued_from_the_snapshot_of_its_state(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen: dict[str, Any] = {"max_num_seqs": 4, "block_size": 16}
@@ -149,7 +163,7 @@ def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> No
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("variant", RECURRENT)
 def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: Models, variant: str) -> None:
     prompts, length = [make_prompt(17), make_prompt(4)], 12
     alone = Engine(models(variant), CoreLimits(max_num_seqs=2, max_num_batched_tokens=24), "torch")
@@ -163,7 +177,7 @@ def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: M
     assert counters.drafted_tokens > counters.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2"])
+@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2", "mamba"])
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen = {
@@ -185,7 +199,7 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, var
     assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
 
 
-@pytest.mark.parametrize("variant", ["llama", "lfm2"])
+@pytest.mark.parametrize("variant", ["llama", "lfm2", "mamba"])
 def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(
     models: Models, variant: str
 ) -> None:
@@ -219,7 +233,7 @@ class Recomputed:
 
 
 @pytest.mark.spec("S-SRV-080:gpu")
-@pytest.mark.parametrize("variant", ["qwen3", "lfm2", "qwen3_5"])
+@pytest.mark.parametrize("variant", ["qwen3", *RECURRENT])
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models, variant: str) -> None:
     directory = models(variant)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]

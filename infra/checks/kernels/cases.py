@@ -37,11 +37,17 @@ from antiphon.services.engine.backends.triton.kernels.quantized import KernelWei
 from antiphon.services.engine.backends.triton.kernels.recurrent.convolution import convolve
 from antiphon.services.engine.backends.triton.kernels.recurrent.delta import attend_delta, finish_delta
 from antiphon.services.engine.backends.triton.kernels.recurrent.moves import DeviceMoves
+from antiphon.services.engine.backends.triton.kernels.recurrent.state_space import (
+    gate_heads,
+    norm_parts,
+    scan_channels,
+    scan_heads,
+)
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
 from antiphon.services.engine.kernels.sampling import new_columns
-from antiphon.services.engine.models.recurrent_kinds import GatedDelta
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -227,6 +233,17 @@ def experts(tokens: int, count: int, per_token: int, hidden: int, inner: int, dt
     return start
 
 
+def plain_experts(tokens: int) -> Callable[[], None]:
+    """Returns a case with the experts of Nemotron 3 Nano."""
+
+    def start() -> None:
+        x, chosen = empty(tokens, 2688), empty(tokens, 6, dtype=torch.int64)
+        up, down = empty(128, 1856, 2688), empty(128, 2688, 1856)
+        mixed_experts(x, empty(tokens, 6), chosen, up, down, "relu2", x, gated=False)
+
+    return start
+
+
 def weighted_experts(tokens: int) -> Callable[[], None]:
     """Returns a case with the experts of Llama 4 Scout."""
 
@@ -288,19 +305,57 @@ def convolution(channels: int, size: int, dtype: torch.dtype, biased: bool = Fal
     return start
 
 
-def delta_rule(shape: GatedDelta, dtype: torch.dtype) -> Callable[[], None]:
-    """Returns a case with the kernels between the projections of a layer with the gated delta rule."""
+def delta_rule(shape: GatedDelta | ChannelDelta, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with the kernels between the projections of a layer with a delta rule."""
 
     def start() -> None:
-        projected, states = empty(64, sum(shape.in_widths), dtype=dtype), empty(1024, shape.state_size, dtype=F32)
-        vectors = empty(shape.num_value_heads, dtype=F32), empty(shape.num_value_heads, dtype=F32)
+        states, heads = empty(1024, shape.state_size, dtype=F32), shape.width // shape.value_dim
+        rows = heads * (shape.key_dim if isinstance(shape, ChannelDelta) else 1)
+        projected = empty(64, sum(shape.in_widths), dtype=dtype)
         kernel = empty(shape.kernel_size, shape.channels, dtype=dtype)
         for decodes in (False, True):
             moves = state_moves(decodes)
             mixed = convolve(projected[:, : shape.channels], kernel, None, states, moves, gated=False)
-        gates = empty(64, shape.num_gates, dtype=dtype)
-        attended = attend_delta(shape, mixed, gates, *vectors, states, moves)
-        finish_delta(shape, attended, projected, empty(shape.value_dim, dtype=dtype))
+        betas, speeds = empty(64, 2 * heads, dtype=dtype)[:, :heads], empty(64, rows, dtype=dtype)
+        vectors = empty(heads, dtype=F32), empty(rows, dtype=F32)
+        attended = attend_delta(shape, mixed, betas, speeds, *vectors, states, moves)
+        finish_delta(shape, attended, empty(64, shape.width, dtype=dtype), empty(shape.value_dim, dtype=dtype))
+
+    return start
+
+
+def state_space(shape: StateSpace, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with the kernels between the projections of a layer with a state space of heads."""
+
+    def start() -> None:
+        states, vector = empty(1024, shape.state_size, dtype=F32), empty(shape.num_heads, dtype=F32)
+        z, inputs, steps = empty(64, sum(shape.in_widths), dtype=dtype).split(
+            (shape.width, shape.channels, shape.num_heads), dim=1
+        )
+        kernel, bias = empty(shape.kernel_size, shape.channels, dtype=dtype), empty(shape.channels, dtype=dtype)
+        for decodes in (False, True):
+            moves = state_moves(decodes)
+            mixed = convolve(inputs, kernel, bias, states, moves, gated=False)
+        read = scan_heads(shape, mixed, steps, vector, vector, vector, states, moves)
+        gate_heads(shape, read, z, empty(shape.width, dtype=F32))
+
+    return start
+
+
+def channel_space(shape: ChannelSpace, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with the kernels between the projections of a layer with a state space of channels."""
+
+    def start() -> None:
+        states, vector = empty(1024, shape.state_size, dtype=F32), empty(shape.channels, dtype=F32)
+        inputs, z = empty(64, 2 * shape.channels, dtype=dtype).chunk(2, dim=1)
+        kernel, bias = empty(shape.kernel_size, shape.channels, dtype=dtype), empty(shape.channels, dtype=dtype)
+        for decodes in (False, True):
+            moves = state_moves(decodes)
+            values = convolve(inputs, kernel, bias, states, moves, gated=False)
+        selected, steps = empty(64, sum(shape.select_widths), dtype=dtype), empty(64, shape.channels, dtype=dtype)
+        norm_parts(shape, selected, empty(sum(shape.select_widths), dtype=dtype))
+        decay = empty(shape.state_dim, shape.channels, dtype=F32)
+        scan_channels(shape, values, selected, steps, z, decay, vector, vector, states, moves)
 
     return start
 
@@ -313,6 +368,31 @@ QWEN3_NEXT = GatedDelta(
     value_dim=128,
     kernel_size=4,
     norm_eps=1e-6,
+)
+KIMI_LINEAR = ChannelDelta(
+    layers=frozenset({0}), num_heads=32, key_dim=128, value_dim=128, rank=128, kernel_size=4, norm_eps=1e-5
+)
+STATE_SPACES = {
+    "Nemotron 3 Nano": StateSpace(
+        layers=frozenset({0}), num_heads=64, head_dim=64, state_dim=128, num_groups=8, kernel_size=4, norm_eps=1e-5
+    ),
+    "Granite 4 Small": StateSpace(
+        layers=frozenset({0}), num_heads=128, head_dim=64, state_dim=128, num_groups=1, kernel_size=4, norm_eps=1e-5
+    ),
+    "Falcon H1 7B": StateSpace(
+        layers=frozenset({0}),
+        num_heads=24,
+        head_dim=128,
+        state_dim=256,
+        num_groups=1,
+        kernel_size=4,
+        norm_eps=1e-5,
+        norm="none",
+        scales=(0.35, 0.25, 0.18, 0.5, 0.35),
+    ),
+}
+JAMBA = ChannelSpace(
+    layers=frozenset({0}), channels=8192, state_dim=16, step_rank=256, kernel_size=4, part_norms="weighted"
 )
 QUANTIZED = {
     "int8": KernelWeight(
@@ -425,6 +505,7 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
         yield Case(f"experts, gpt-oss-20b, {label}", biased_experts(tokens))
         yield Case(f"experts, Llama 4 Scout, {label}", weighted_experts(tokens))
+        yield Case(f"experts, Nemotron 3 Nano, {label}", plain_experts(tokens))
     yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
     for name, weight in QUANTIZED.items():
         yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
@@ -442,4 +523,9 @@ def all_cases() -> Iterator[Case]:
     yield Case("convolution, float32", convolution(1536, 3, F32, biased=True))
     for dtype, label in ((BF16, "bfloat16"), (F16, "float16"), (F32, "float32")):
         yield Case(f"gated delta rule, Qwen3-Next 80B, {label}", delta_rule(QWEN3_NEXT, dtype))
+        yield Case(f"gated delta rule, Kimi Linear 48B, {label}", delta_rule(KIMI_LINEAR, dtype))
+        yield Case(f"state space, Nemotron 3 Nano, {label}", state_space(STATE_SPACES["Nemotron 3 Nano"], dtype))
+        yield Case(f"state space, Jamba 1.5 Mini, {label}", channel_space(JAMBA, dtype))
+    for name in ("Granite 4 Small", "Falcon H1 7B"):
+        yield Case(f"state space, {name}", state_space(STATE_SPACES[name], BF16))
     yield Case("blocks and inputs", moves)

@@ -12,7 +12,6 @@ from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_ca
 from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
 from antiphon.services.engine.backends.torch.worker import TorchWorker
-from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, StateSpace
 from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.worker.capacity.context import longer_context_notice
@@ -164,14 +163,6 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
         return "they compute layers with the same heads only"
     if description.latent is not None and description.query_growth is not None:
         return "they compute latent attention with queries that do not grow with the position only"
-    if isinstance(description.recurrent, StateSpace | ChannelSpace):
-        return "they compute no state spaces"
-    if isinstance(description.recurrent, ChannelDelta):
-        return "they compute the delta rule with a decay for each head only"
-    if description.latent is not None and description.rope is None:
-        return "they compute latent attention with rotary positions only"
-    if description.experts is not None and (description.experts.latent_size or not description.gated_mlp):
-        return "they compute experts with gates only, which read the hidden states"
     return None
 
 

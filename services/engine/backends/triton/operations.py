@@ -9,7 +9,7 @@ fused with the product behind it: on an H100 that made the product take twice as
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,14 @@ from antiphon.services.engine.backends.triton.kernels.experts import mixed_exper
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight, quantized_linear
-from antiphon.services.engine.backends.triton.kernels.recurrent.convolution import convolve
-from antiphon.services.engine.backends.triton.kernels.recurrent.delta import attend_delta, finish_delta
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.recurrent import (
+    TritonChannelDelta,
+    TritonChannelSpace,
+    TritonConvolution,
+    TritonDelta,
+    TritonStateSpace,
+)
 from antiphon.services.engine.kernels.alibi import alibi_slopes
 from antiphon.services.engine.models.description import (
     UNSCALED,
@@ -47,10 +52,17 @@ from antiphon.services.engine.models.layers.latent_attention import LatentWeight
 from antiphon.services.engine.models.layers.linear import Linear
 from antiphon.services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp, with_scaled_gates
 from antiphon.services.engine.models.layers.norm import Norm
-from antiphon.services.engine.models.layers.recurrent import ConvolutionWeights, DeltaWeights, Recurrent
+from antiphon.services.engine.models.layers.recurrent import (
+    ChannelDeltaWeights,
+    ChannelSpaceWeights,
+    ConvolutionWeights,
+    DeltaWeights,
+    Recurrent,
+    StateSpaceWeights,
+)
 from antiphon.services.engine.models.layers.rope import inverse_frequencies
 from antiphon.services.engine.models.operations import Operations
-from antiphon.services.engine.models.recurrent_kinds import GatedDelta
+from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.parallel.shard import ALONE, Shard
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 
@@ -193,9 +205,13 @@ class TritonExpertMlp:
     def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
         x, p = x.contiguous(), self.parts
         shares, chosen = p.route(x)
-        biases = p.up_bias, p.down_bias
-        weighted = p.experts.weighted_inputs
-        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual, biases, weighted)
+        inputs, added = (x, residual) if p.latent is None else (p.latent[0](x), None)
+        mixed = mixed_experts(
+            inputs, shares, chosen, self.gate_up, self.down, p.activation, added, (p.up_bias, p.down_bias),
+            weighted_inputs=p.experts.weighted_inputs, gated=p.gated,
+        )  # fmt: skip
+        if p.latent is not None:
+            mixed = p.latent[1](mixed) if residual is None else p.latent[1].add_to(residual, mixed)
         return mixed if p.shared is None else p.shared.added_to(mixed, x)
 
 
@@ -284,7 +300,7 @@ class TritonLatentAttention:
         self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
         self._places = places_of(description.attention_layers)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
-        self._tables = _tables(self._ropes, num_positions, like)
+        self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
         self._row = RowShape(shape.rank, shape.rope_dim, scale)
 
@@ -294,18 +310,18 @@ class TritonLatentAttention:
 
     def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
         """See `Attention`; `qkv` as in `models/layers/latent_attention`."""
-        shape, weights, rope = self._shape, self._weights[layer], self._ropes[layer]
-        assert rope is not None
+        place = self._places[layer]
+        shape, weights, rope = self._shape, self._weights[place], self._ropes[layer]
         key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)
-        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[self._places[layer]]
+        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[place]
         if weights.query_up is not None:
             assert weights.query_norm is not None
             first = weights.query_up(normed(first, weights.query_norm, None, shape.norm_eps))
         queries = first.unflatten(1, (self._num_heads, shape.query_dim))
         absorbed = qkv.new_empty((len(qkv), self._num_heads, shape.row_size))
         store_latents(
-            qkv, queries, absorbed, prepared, step.slot_mapping, cache, self._tables[rope], rope.interleaved,
-            weights.norm, shape.norm_eps,
+            qkv, queries, absorbed, prepared, step.slot_mapping, cache, self._tables[rope],
+            rope is not None and rope.interleaved, weights.norm, shape.norm_eps,
         )  # fmt: skip
         _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])
         attended = qkv.new_empty((len(qkv), self._num_heads, shape.rank))
@@ -317,48 +333,6 @@ class TritonLatentAttention:
         values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
         _by_head(attended, value_up.transpose(1, 2), values)
         return values.flatten(1)
-
-
-class TritonConvolution:
-    """The gated short convolutions of a model, by layer. They take `DeviceMoves` from `StepInputs.states`."""
-
-    def __init__(self, weights: Mapping[int, ConvolutionWeights]) -> None:
-        self._places = places_of(weights)
-        # Copies, for the reason given in `TritonOperations.linear`.
-        self._weights = {
-            layer: (each.kernel.t().clone(memory_format=torch.contiguous_format), _copied(each.bias))
-            for layer, each in weights.items()
-        }
-
-    def mix(self, layer: int, projected: Tensor, gates: Tensor | None, step: StepInputs) -> Tensor:
-        """See `Recurrent`: `projected` [num_tokens, 3 channels]."""
-        states = step.state_caches[self._places[layer]]
-        return convolve(projected, *self._weights[layer], states, step.states, gated=True)
-
-
-class TritonDelta:
-    """The gated delta rule of a model's layers. It takes `DeviceMoves` from `StepInputs.states`."""
-
-    def __init__(self, shape: GatedDelta, weights: Mapping[int, DeltaWeights]) -> None:
-        self._shape, self._places = shape, places_of(weights)
-        self._kernels = {
-            layer: each.kernel.t().clone(memory_format=torch.contiguous_format) for layer, each in weights.items()
-        }
-        self._weights = {layer: replace(each, norm=each.norm.clone()) for layer, each in weights.items()}
-
-    def mix(self, layer: int, projected: Tensor, gates: Tensor | None, step: StepInputs) -> Tensor:
-        """See `Recurrent`."""
-        assert gates is not None
-        weights, states = self._weights[layer], step.state_caches[self._places[layer]]
-        inputs = projected[:, : self._shape.channels]
-        mixed = convolve(inputs, self._kernels[layer], None, states, step.states, gated=False)
-        decay = weights.decay, weights.decay_bias
-        attended = attend_delta(self._shape, mixed, gates, *decay, states, step.states)
-        return finish_delta(self._shape, attended, projected, weights.norm)
-
-
-def _copied(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.clone()
 
 
 def _by_head(x: Tensor, matrices: Tensor, out: Tensor) -> None:
@@ -453,3 +427,15 @@ class TritonOperations(Operations):
     def delta(self, shape: GatedDelta, weights: Mapping[int, DeltaWeights]) -> Recurrent:
         """See `Operations`."""
         return TritonDelta(shape, weights)
+
+    def state_space(self, shape: StateSpace, weights: Mapping[int, StateSpaceWeights]) -> Recurrent:
+        """See `Operations`."""
+        return TritonStateSpace(shape, weights)
+
+    def channel_space(self, shape: ChannelSpace, weights: Mapping[int, ChannelSpaceWeights]) -> Recurrent:
+        """See `Operations`."""
+        return TritonChannelSpace(shape, weights)
+
+    def channel_delta(self, shape: ChannelDelta, weights: Mapping[int, ChannelDeltaWeights]) -> Recurrent:
+        """See `Operations`."""
+        return TritonChannelDelta(shape, weights)

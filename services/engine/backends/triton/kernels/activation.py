@@ -59,6 +59,15 @@ def activate_gated(gate, up, KIND: tl.constexpr):
 
 
 @triton.jit
+def softplus(x):
+    """Returns log(1 + e^x) for x float32."""
+    e = tl.exp2(tl.minimum(x, 20.0) * LOG2E)
+    # Where e is small beside 1, its series is exact, and steps of state spaces are small.
+    series = e * (1.0 - e * (1 / 2 - e * (1 / 3 - e * (1 / 4 - e * (1 / 5)))))
+    return tl.where(x > 20.0, x, tl.where(e < 1 / 16, series, tl.log(1.0 + e)))
+
+
+@triton.jit
 def _activation_kernel(x, out, numbers, width, KIND: tl.constexpr, GATED: tl.constexpr, PIECE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * PIECE + tl.arange(0, PIECE)

@@ -1,7 +1,7 @@
 """A mixture of experts as two grouped matrix products; formula and shapes as in `kernels/experts`.
 
     1  align    sorts the (token, expert) pairs by expert and pads each expert's pairs to whole tiles of rows
-    2  inner    [pairs, m] = act(x gateᵀ) · (x upᵀ), rows of x gathered by pair
+    2  inner    [pairs, m] = act(x gateᵀ) · (x upᵀ), or act(x upᵀ) without gates, rows of x gathered by pair
     3  outer    [pairs, hidden] = weight · inner downᵀ, both with biases if experts have some
     4  combine  y[token] = residual + Σ of its pairs, in the router's order
 
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.kernels.activation import activate_gated
+from antiphon.services.engine.backends.triton.kernels.activation import activate, activate_gated
 from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
 from antiphon.services.engine.backends.triton.kernels.scores import multiply
 
@@ -57,7 +57,7 @@ def _sort_kernel(
 def _grouped_kernel(
     x, weights, biases, shares, out, pairs, owners, num_pairs, width,
     COLUMNS: tl.constexpr, PER_ROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
-    ACTIVATION: tl.constexpr, OUTER: tl.constexpr, WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr, OUTER: tl.constexpr, WEIGHTED: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(owners + tl.program_id(1))
     if expert >= 0:
@@ -65,14 +65,14 @@ def _grouped_kernel(
         pair = tl.load(pairs + tl.program_id(1) * ROWS + tl.arange(0, ROWS))
         real = pair < num_pairs
         source = x + (tl.where(real, pair, 0) // PER_ROW).to(tl.int64)[:, None] * COLUMNS
-        parts = width if OUTER else 2 * width
+        parts = 2 * width if GATED else width
         lines = weights + (expert.to(tl.int64) * parts + tl.minimum(n, width - 1))[:, None] * COLUMNS
         acc, up = tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS, WIDE), tl.float32)
         for first in range(0, COLUMNS, PIECE):
             inside = (first + c < COLUMNS)[None, :]
             part = tl.load(source + (first + c)[None, :], mask=inside & real[:, None], other=0.0)
             acc = multiply(part, tl.trans(tl.load(lines + (first + c)[None, :], mask=inside, other=0.0)), acc)
-            if not OUTER:
+            if GATED:
                 below = lines + width.to(tl.int64) * COLUMNS + (first + c)[None, :]
                 up = multiply(part, tl.trans(tl.load(below, mask=inside, other=0.0)), up)
         share = 1.0
@@ -83,9 +83,14 @@ def _grouped_kernel(
         if biases is not None:
             added = biases + expert.to(tl.int64) * parts + n
             acc += tl.load(added, mask=n < width, other=0.0).to(tl.float32)[None, :]
-            if not OUTER:
+            if GATED:
                 up += tl.load(added + width, mask=n < width, other=0.0).to(tl.float32)[None, :]
-        acc = acc * share if OUTER else activate_gated(acc, up, ACTIVATION)
+        if OUTER:
+            acc = acc * share
+        elif GATED:
+            acc = activate_gated(acc, up, ACTIVATION)
+        else:
+            acc = activate(acc, ACTIVATION)
         place = out + pair.to(tl.int64)[:, None] * width + n[None, :]
         tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
 
@@ -112,11 +117,13 @@ def mixed_experts(
     residual: Tensor | None = None,
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
     weighted_inputs: bool = False,
+    gated: bool = True,
 ) -> Tensor:
     """Returns y [n, hidden], see the module.
 
     `shares`, `chosen` [n, k]: the router's weights and experts; `biases`: of both matrices, [experts, out].
-    `weighted_inputs`: the weights multiply the first product, before its biases, in place of the second one.
+    `weighted_inputs`: the weights multiply the first product, before its biases, in place of the second one. `gated`:
+    `gate_up` has gates; else it is [experts, m, hidden].
     """
     tokens, per_token = chosen.shape
     experts, hidden, inner_width = down.shape
@@ -130,12 +137,12 @@ def mixed_experts(
     launch(
         _grouped_kernel, (ceil_div(inner_width, wide), len(owners)),
         x, gate_up, biases[0], shares, inner, pairs, owners, num_pairs, inner_width,
-        COLUMNS=hidden, PER_ROW=per_token, OUTER=False, WEIGHTED=weighted_inputs, **shared,
+        COLUMNS=hidden, PER_ROW=per_token, OUTER=False, WEIGHTED=weighted_inputs, GATED=gated, **shared,
     )  # fmt: skip
     launch(
         _grouped_kernel, (ceil_div(hidden, wide), len(owners)),
         inner, down, biases[1], shares, outer, pairs, owners, num_pairs, hidden,
-        COLUMNS=inner_width, PER_ROW=1, OUTER=True, WEIGHTED=not weighted_inputs, **shared,
+        COLUMNS=inner_width, PER_ROW=1, OUTER=True, WEIGHTED=not weighted_inputs, GATED=False, **shared,
     )  # fmt: skip
     out = torch.empty_like(x)
     grid = (tokens, ceil_div(hidden, 1024))

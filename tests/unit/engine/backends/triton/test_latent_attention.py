@@ -115,6 +115,8 @@ def test_splits_are_longer_where_partial_results_are_wider() -> None:
         (9, 8, False, torch.float32),
         (2, 4, True, torch.float16),
         (2, 4, False, torch.bfloat16),
+        (9, 0, False, torch.float32),
+        (2, 0, False, torch.bfloat16),
     ],
 )
 def test_rows_are_normed_rotated_and_stored_and_queries_rotated_as_the_reference_does(
@@ -127,12 +129,12 @@ def test_rows_are_normed_rotated_and_stored_and_queries_rotated_as_the_reference
     projected, norm = draw(count, heads * (nope + ROPE) + rank + ROPE), draw(rank)
     queries = projected[:, : heads * (nope + ROPE)].unflatten(1, (heads, nope + ROPE))
     positions, slots = torch.tensor([0, 3, 40, 7, 1]), torch.tensor([9, 0, 17, -1, 4])
-    frequencies = 1.0 / (100.0 ** (torch.arange(0, rotary, 2) / rotary))
+    frequencies = 1.0 / (100.0 ** (torch.arange(0, rotary, 2) / max(rotary, 1)))
     cache, absorbed = torch.zeros(2, 16, 1, rank + ROPE, dtype=dtype), torch.full((count, heads, rank + ROPE), 7.0)
     absorbed = absorbed.to(dtype)
     store_latents(
         projected, queries, absorbed, positions.to(torch.int32), slots.to(torch.int32), cache,
-        make_table(frequencies, 1.2, 64, dtype), interleaved, norm, eps,
+        make_table(frequencies, 1.2, 64, dtype) if rotary else None, interleaved, norm, eps,
     )  # fmt: skip
     rotation = make_rotation(positions, frequencies, 1.2, dtype, interleaved)
     assert_close(absorbed[..., rank:], rotate(queries[..., nope:], rotation), 2.0)

@@ -93,3 +93,19 @@ def test_experts_with_biases_and_a_clamped_activation_are_the_references(tokens:
     )
     expected = reference_experts(x, shares, chosen, ups, downs, gated_by("swigluoai"))
     assert_close(mixed_experts(x, shares, chosen, up, down, "swigluoai", None, biases), expected, factor=2)
+
+
+@pytest.mark.parametrize(("tokens", "weighted"), [(3, False), (40, False), (3, True)])
+def test_experts_without_gates_are_the_references(tokens: int, weighted: bool) -> None:
+    hidden, inner, experts = 72, 40, 3
+    x, logits, residual = draw(tokens, hidden), draw(tokens, experts, seed=1), draw(tokens, hidden, seed=6)
+    up, down = draw(experts, inner, hidden, seed=2) / 4, draw(experts, hidden, inner, seed=3) / 6
+    biases = draw(experts, inner, seed=4), draw(experts, hidden, seed=5)
+    shares, chosen = route(logits, 2, normalise=True)
+    ups, downs = (
+        [partial(F.linear, weight=weight, bias=bias) for weight, bias in zip(matrices, added, strict=True)]
+        for matrices, added in zip((up, down), biases, strict=True)
+    )
+    expected = reference_experts(x, shares, chosen, ups, downs, ACTIVATIONS["relu2"], weighted)
+    ours = mixed_experts(x, shares, chosen, up, down, "relu2", residual, biases, weighted, gated=False)
+    assert_close(ours, residual + expected, factor=2)

@@ -81,22 +81,24 @@ def store_latents(
     positions: Tensor,
     slots: Tensor,
     cache: Tensor,
-    table: Tensor,
+    table: Tensor | None,
     interleaved: bool,
     norm: Tensor,
     eps: float,
 ) -> None:
     """Writes the rows of a step to the cache and rotates its queries into `absorbed`, see the module.
 
-    `norm` [rank]: the weight of the latents' norm.
+    `table`: None: nothing is rotated. `norm` [rank]: the weight of the latents' norm.
     """
     rank, (heads, query_dim) = norm.shape[0], queries.shape[1:]
-    rope_dim, rotary = cache.shape[3] - rank, 2 * table.shape[2]
+    rope_dim, rotary = cache.shape[3] - rank, 0 if table is None else 2 * table.shape[2]
     assert absorbed.is_contiguous(), "absorbed queries must be contiguous"
     assert absorbed.shape == (len(projected), heads, rank + rope_dim), absorbed.shape
     assert rotary <= rope_dim, (rotary, rope_dim)
     assert projected.stride(1) == queries.stride(2) == 1, "rows must be contiguous"
     assert queries.stride(1) == query_dim, "the heads of a query must be contiguous"
+    # Without rotation no program reads the table.
+    table = norm if table is None else table
     launch(
         _latent_rows_kernel, (len(projected), 1 + ceil_div(heads, _HEADS_AT_ONCE)),
         projected, queries, absorbed, positions, slots, table, norm, cache, eps, projected.stride(0),
