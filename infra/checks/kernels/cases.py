@@ -77,6 +77,7 @@ class Attention:
 
     @property
     def work_heads(self) -> Heads:
+        """Returns what the work lists depend on."""
         return Heads(
             group=self.heads // self.kv_heads,
             head_dim=self.head_dim,
@@ -85,6 +86,7 @@ class Attention:
         )
 
     def make_cache(self) -> Tensor:
+        """Returns keys or values, which may be a part of a wider tensor."""
         width = self.kv_heads * self.head_dim
         whole = empty(1024, 64, self.token or width, dtype=self.cache or self.dtype)
         return whole[..., :width].unflatten(2, (self.kv_heads, self.head_dim))

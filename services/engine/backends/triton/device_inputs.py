@@ -65,10 +65,10 @@ class HostStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStep:
-    """The arrays of a step on the device. `attention` has the work lists of each layer. `logit_tokens` is None if every
-    token samples.
+    """The arrays of a step on the device. `logit_tokens` is None if every token samples.
 
-    `reported_ids`: the prompt tokens whose log probabilities are reported; None if there are none.
+    `attention`: the work lists of each layer. `reported_ids`: the prompt tokens whose log probabilities are reported;
+    None if there are none.
     """
 
     ids: Tensor
@@ -230,7 +230,8 @@ def staging_bytes(
 ) -> int:
     """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
 
-    `num_kinds`: number of kinds of layers. `num_slots`: number of adapter slots. `has_states`: whether the model has recurrent states.
+    `num_kinds`: number of kinds of layers. `num_slots`: number of adapter slots. `has_states`: whether the model has
+    recurrent states.
     """
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
     words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs

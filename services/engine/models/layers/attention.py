@@ -26,12 +26,13 @@ class StepInputs:
 
     `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: the keys visible to each
     token, in the form of the attention implementation (the reference: an `AttentionBatch` for each distinct sliding
-    window of the model's layers; Triton's kernels: a `DeviceWork` for each layer). `key_caches`, `value_caches`: one per layer that attends, see `paged_attention`. With
-    latent attention the key caches have the latents, and there are no value caches (`LatentAttention`).
+    window of the model's layers; Triton's kernels: a `DeviceWork` for each layer). `key_caches`, `value_caches`: one
+    per layer that attends, see `paged_attention`. With latent attention the key caches have the latents, and there are
+    no value caches (`LatentAttention`).
     """
 
     slot_mapping: Tensor
-    attention: Mapping[int | None, Any]
+    attention: Mapping[Any, Any]
     key_caches: tuple[Tensor, ...]
     value_caches: tuple[Tensor, ...]
     states: Any = None

@@ -136,8 +136,9 @@ def test_values_are_normed_and_go_to_the_part_of_a_tensor_that_is_the_layers(
     norm = 1.0 + draw(7, head_dim, seed=3, dtype=torch.float32)
     queries, caches = step.expected(interleaved, norm, values_normed=True)
     table = None if interleaved is None else make_table(step.frequencies, 1.5, 301, torch.float32)
+    keys, values = step.caches
     rotate_and_store(
-        step.qkv, step.positions, step.slots, *step.caches, step.HEADS, table, bool(interleaved), norm, 1e-6,
+        step.qkv, step.positions, step.slots, keys, values, step.HEADS, table, bool(interleaved), norm, 1e-6,
         values_normed=True,
     )  # fmt: skip
     assert_close(step.qkv.view(4, -1, head_dim)[:3, : step.HEADS].contiguous(), queries[:3].contiguous())
@@ -151,13 +152,14 @@ def test_queries_without_keys_turn_in_place_and_nothing_is_stored() -> None:
     norm = 1.0 + draw(7, 16, seed=3, dtype=torch.float32)
     expected, _ = step.expected(False, norm)
     alone = step.qkv.view(4, -1, 16)[:, : step.HEADS].flatten(1).contiguous()
-    table = make_table(step.frequencies, 1.5, 301, torch.float32)
+    table, (keys, values) = make_table(step.frequencies, 1.5, 301, torch.float32), step.caches
     rotate_and_store(
-        alone, step.positions, step.slots, *step.caches, step.HEADS, table, False, norm[: step.HEADS], 1e-6,
+        alone, step.positions, step.slots, keys, values, step.HEADS, table, False, norm[: step.HEADS], 1e-6,
         values_normed=True,
     )  # fmt: skip
     assert_close(alone.view(4, -1, 16), expected)
-    assert not any(cache.any() for cache in step.caches)
+    assert not keys.any()
+    assert not values.any()
 
 
 @pytest.mark.spec("S-SRV-036")

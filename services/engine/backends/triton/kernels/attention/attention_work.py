@@ -98,8 +98,9 @@ class Heads:
         """Returns how many rows take the registers of so many rows of the usual width."""
         if self.latent or self.head_dim <= _USUAL_WIDTH:
             return rows
+        padded = 1 << (self.head_dim - 1).bit_length()
         # Converting numbers of 8 bits takes registers too.
-        return rows * _USUAL_WIDTH // self.head_dim // (2 if self.stored_itemsize < self.itemsize else 1)
+        return rows * _USUAL_WIDTH // padded // (2 if self.stored_itemsize < self.itemsize else 1)
 
 
 WorkKind = tuple[int | None, Heads]

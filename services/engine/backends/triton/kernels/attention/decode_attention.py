@@ -163,9 +163,9 @@ def attend_few(
         work.tables, few.rows, few.seq_lens, few.query_starts, few.query_lens,
         few.item_starts, few.items, few.num_items, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
-        warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], TOKEN=token_distance(key_cache, value_cache), QUERIES=each,
-        ROWS=rows, TILE=tile, SPLIT=few.split_tokens, WINDOW=work.window_kind, SOFTCAP=g.softcap is not None,
-        ALIBI=g.slopes is not None, **shared,
+        warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], TOKEN=token_distance(key_cache, value_cache),
+        QUERIES=each, ROWS=rows, TILE=tile, SPLIT=few.split_tokens, WINDOW=work.window_kind,
+        SOFTCAP=g.softcap is not None, ALIBI=g.slopes is not None, **shared,
     )  # fmt: skip
     combine_splits(attended, partials, bests, totals, few, kv_heads, g.sinks)
 
