@@ -20,7 +20,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
     DeviceWork,
     Integers,
     Sequences,
-    WorkKind,
+    WorkKinds,
     plan_work,
 )
 from antiphon.services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
@@ -153,14 +153,11 @@ def empty_step(has_states: bool) -> HostStep:
 def place(
     step: HostStep,
     tables: Tensor,
-    kinds: tuple[WorkKind, ...],
+    kinds: WorkKinds,
     staging: Staging,
     graph: GraphSize | None = None,
 ) -> DeviceStep:
-    """Puts a step's arrays into the staging buffer, padded to the size of the graph that will run it, if any.
-
-    `kinds`: that of each layer.
-    """
+    """Puts a step's arrays into the staging buffer, padded to the size of the graph that will run it, if any."""
     count = len(step.ids) if graph is None else graph.num_seqs
     missing = count - len(step.ids)
 
@@ -173,10 +170,11 @@ def place(
     if step.token_slots is not None or max_tiles:
         row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
         adapters = put_tiles(row_slots, staging.put, max_tiles)
-    lists = dict[WorkKind, DeviceWork]()
-    for window, heads in dict.fromkeys(kinds):
+    attention = dict[int, DeviceWork]()
+    for (window, heads), layers in kinds.items():
         capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
-        lists[window, heads] = plan_work(step.sequences, tables, window, heads, staging.put, capacity)
+        work = plan_work(step.sequences, tables, window, heads, staging.put, capacity)
+        attention |= dict.fromkeys(layers, work)
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
     states = (
@@ -188,7 +186,7 @@ def place(
         sources=sources,
         positions=positions,
         slots=slots,
-        attention={layer: lists[kind] for layer, kind in enumerate(kinds)},
+        attention=attention,
         logit_tokens=logit_tokens,
         reported_ids=reported_ids,
         adapters=adapters,

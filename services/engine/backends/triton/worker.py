@@ -225,7 +225,7 @@ class TritonWorker:
         num_slots = 0 if self._slots is None else settings.adapters.max_loras or 0
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
         has_states = d.recurrent is not None
-        room = staging_bytes(*sizes, len(set(self._kinds)), block_size, num_slots, has_states=has_states)
+        room = staging_bytes(*sizes, len(self._kinds), block_size, num_slots, has_states=has_states)
         self._staging = Staging(self._device, room)
         width = -(-bounds.context // block_size)
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)

@@ -23,7 +23,7 @@ def load_rows(
     TOKEN: distance of tokens in the cache, which are further apart than their heads where layers share a tensor.
     """
     slots = blocks.to(tl.int64) * BLOCK_SIZE + offsets
-    places = cache + (slots * TOKEN + head * D)[:, None] + d[None, :]
+    places = cache + head * D + (slots * TOKEN)[:, None] + d[None, :]
     if MASKED:
         return tl.load(places, mask=visible[:, None] & (d < D)[None, :], other=0.0)
     elif d.shape[0] != D:

@@ -7,10 +7,11 @@
 
 A query is a token of the step. Both lists pack a pair into one word, with the sequence in the high 16 bits. Plain index
 arithmetic on the host; the caller's `put` copies the arrays to the device. Called by the worker for each distinct kind
-of the model's layers (`WorkKind`).
+of the model's layers (`WorkKinds`).
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -103,27 +104,25 @@ class Heads:
         return rows * _USUAL_WIDTH // padded // (2 if self.stored_itemsize < self.itemsize else 1)
 
 
-WorkKind = tuple[int | None, Heads]
-"""A layer's sliding window and heads: layers that have both in common share work lists."""
+WorkKinds = Mapping[tuple[int | None, Heads], Sequence[int]]
+"""The layers of each kind, which have sliding window and heads in common and share work lists."""
 
 
-def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> tuple[WorkKind, ...]:
-    """Returns the kind of each layer. Bytes of numbers: see `Heads`."""
-    layers = map(description.of_layer, range(description.num_layers))
-    return tuple(
-        (
-            window,
-            Heads(
-                group=layer.num_heads // layer.num_kv_heads,
-                head_dim=layer.head_dim,
-                itemsize=itemsize,
-                stored_itemsize=stored_itemsize,
-                latent=layer.latent is not None,
-                chunked_windows=layer.chunked_windows,
-            ),
+def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
+    """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
+    kinds = defaultdict[tuple[int | None, Heads], list[int]](list)
+    for layer, window in enumerate(description.sliding_windows):
+        d = description.of_layer(layer)
+        heads = Heads(
+            group=d.num_heads // d.num_kv_heads,
+            head_dim=d.head_dim,
+            itemsize=itemsize,
+            stored_itemsize=stored_itemsize,
+            latent=d.latent is not None,
+            chunked_windows=d.chunked_windows,
         )
-        for layer, window in zip(layers, description.sliding_windows, strict=True)
-    )
+        kinds[window, heads].append(layer)
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)
