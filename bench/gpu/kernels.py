@@ -89,7 +89,7 @@ class Attention:
         self.window, self.softcap, self.kv_heads = window, softcap, kv_heads
         self.geometry = Geometry(kv_heads=kv_heads, scale=head_dim**-0.5, softcap=softcap)
         tables = torch.from_numpy(self.tables).to(DEVICE)
-        self.work = plan_work(self.sequences, tables, window, Heads(heads // kv_heads, 2), _put)
+        self.work = plan_work(self.sequences, tables, window, _heads(heads // kv_heads, self.caches[0]), _put)
 
     def run(self) -> Tensor:
         """Runs the kernels. The output is first filled with NaN, so that missing values are noticed."""
@@ -117,7 +117,7 @@ class LatentAttention(Attention):
         super().__init__(lengths, heads, 1, self.RANK + self.ROPE, cache=cache)
         self.caches = self.caches[:1] * 2
         tables = torch.from_numpy(self.tables).to(DEVICE)
-        self.work = plan_work(self.sequences, tables, None, Heads(heads, 2, latent=True), _put)
+        self.work = plan_work(self.sequences, tables, None, _heads(heads, self.caches[0], latent=True), _put)
 
     def run(self) -> Tensor:
         """See `Attention`; the result has the width of the latent part of a row (`RANK`)."""
@@ -131,6 +131,16 @@ class LatentAttention(Attention):
     def expected(self) -> Tensor:
         """See `Attention`."""
         return super().expected()[..., : self.RANK]
+
+
+def _heads(group: int, cache: Tensor, *, latent: bool = False) -> Heads:
+    return Heads(
+        group=group,
+        head_dim=cache.shape[-1],
+        itemsize=BF16.itemsize,
+        stored_itemsize=cache.dtype.itemsize,
+        latent=latent,
+    )
 
 
 def _put(values: "np.ndarray[Any, Any]", capacity: int) -> Tensor:
@@ -157,6 +167,7 @@ def errors() -> Iterator[tuple[str, float]]:
         yield f"{name}, window", _attention_error(Attention(lengths, 16, 8, 128, window=200))
         yield f"{name}, soft cap, 256", _attention_error(Attention(lengths, 8, 4, 256, softcap=30.0))
         yield f"{name}, groups of 7, 64", _attention_error(Attention(lengths, 14, 2, 64))
+        yield f"{name}, groups of 8, 512", _attention_error(Attention(lengths, 8, 1, 512))
         eight = Attention(lengths, 32, 8, 128, cache=torch.float8_e4m3fn)
         yield f"{name}, e4m3 cache", _attention_error(eight)
         for heads in (16, 20, 128):

@@ -78,7 +78,12 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         "cohere2",
         "glm4 with experts",
         "afmoe",
+        "laguna",
         "laguna with a gate for each value",
+        "gemma4",
+        "gemma4 with layers that share keys",
+        "gemma4 with experts",
+        "gemma4 unified",
         "mellum with stretched positions",
         "llama4",
         "gpt_oss",
@@ -109,8 +114,8 @@ def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, v
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", [*RECURRENT, "kimi_linear"])
-def test_a_mixed_batch_of_a_model_with_recurrent_states(both: Both, variant: str) -> None:
+@pytest.mark.parametrize("variant", [*RECURRENT, "kimi_linear", "gemma4"])
+def test_a_mixed_batch_of_a_model_whose_layers_differ(both: Both, variant: str) -> None:
     ours, theirs = both(variant, MIXED, 3)
     assert ours.tokens == theirs.tokens
 
@@ -177,7 +182,7 @@ def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: M
     assert counters.drafted_tokens > counters.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2", "mamba"])
+@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2", "mamba", "gemma4 with layers that share keys"])
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen = {
@@ -199,7 +204,7 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, var
     assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
 
 
-@pytest.mark.parametrize("variant", ["llama", "lfm2", "mamba"])
+@pytest.mark.parametrize("variant", ["llama", "lfm2", "mamba", "gemma4"])
 def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(
     models: Models, variant: str
 ) -> None:
@@ -233,7 +238,7 @@ class Recomputed:
 
 
 @pytest.mark.spec("S-SRV-080:gpu")
-@pytest.mark.parametrize("variant", ["qwen3", *RECURRENT])
+@pytest.mark.parametrize("variant", ["qwen3", *RECURRENT, "laguna", "gemma4 with layers that share keys"])
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models, variant: str) -> None:
     directory = models(variant)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]

@@ -40,6 +40,7 @@ LONGEST = (
     "tests/sim/test_flow.py",
     "tests/model/test_triton_worker.py",
     "tests/model/test_triton_adapters.py",
+    "tests/model/test_layer_heads.py",
     "tests/unit/engine/worker/test_memory_limit.py",
     "tests/unit/vision/test_memory_of_images.py",
 )

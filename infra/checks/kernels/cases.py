@@ -18,7 +18,6 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
     Geometry,
     Heads,
     ManyWork,
-    queries_a_tile,
 )
 from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
 from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
@@ -79,6 +78,24 @@ class Attention:
     sinks: bool = False
     chunked: bool = False
     queries: int = 1
+    token: int = 0
+    """Width of a token in a tensor of the cache that layers share; 0: that of its key heads."""
+
+    @property
+    def work_heads(self) -> Heads:
+        """Returns what the work lists depend on."""
+        return Heads(
+            group=self.heads // self.kv_heads,
+            head_dim=self.head_dim,
+            itemsize=self.dtype.itemsize,
+            stored_itemsize=(self.cache or self.dtype).itemsize,
+        )
+
+    def make_cache(self) -> Tensor:
+        """Returns keys or values, which may be a part of a wider tensor."""
+        width = self.kv_heads * self.head_dim
+        whole = empty(1024, 64, self.token or width, dtype=self.cache or self.dtype)
+        return whole[..., :width].unflatten(2, (self.kv_heads, self.head_dim))
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -108,20 +125,24 @@ ATTENTIONS = {
     "GPT-NeoX": Attention(64, 64, 96),
     "gpt-oss": Attention(64, 8, 64, window=128, sinks=True),
     "Llama 4": Attention(40, 8, 128, window=8192, chunked=True),
+    "Gemma 4 E2B, window": Attention(8, 1, 256, window=512, token=512),
+    "Gemma 4 E4B, 8 queries": Attention(8, 2, 512, queries=8),
+    "Gemma 4 31B": Attention(32, 4, 512),
+    "Gemma 4 31B, float32": Attention(32, 4, 512, dtype=F32),
+    "Gemma 4 31B, cache e4m3": Attention(32, 4, 512, cache=E4M3),
 }
 
 
 def attention(a: Attention) -> Callable[[], None]:
     def start() -> None:
         few = FewWork(8, a.queries, 64, *(words(8) for _ in range(4)), words(9), words(64), words(1))
-        tile = queries_a_tile(a.heads // a.kv_heads, a.dtype.itemsize)
-        many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
+        many = ManyWork(64, a.work_heads.queries_a_tile, *(words(8) for _ in range(4)), words(64))
         work = DeviceWork(tables=words(256, 512), window=a.window, few=few, many=many, chunked=a.chunked)
         slopes = empty(a.heads, dtype=F32) if a.alibi else None
         sinks = empty(a.heads, dtype=F32) if a.sinks else None
         geometry = Geometry(kv_heads=a.kv_heads, scale=a.head_dim**-0.5, softcap=a.softcap, slopes=slopes, sinks=sinks)
         queries = empty(64, a.heads + 2 * a.kv_heads, a.head_dim, dtype=a.dtype)[:, : a.heads]
-        cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
+        cache = a.make_cache()
         attended = empty(64, a.heads, a.head_dim, dtype=a.dtype)
         attend_few(queries, cache, cache, attended, work, geometry)
         attend_many(queries, cache, cache, attended, work, geometry)
@@ -155,11 +176,16 @@ def latent_attention(a: Latents) -> Callable[[], None]:
     rank, turning = 512, 64
 
     def start() -> None:
-        heads = Heads(a.heads, a.dtype.itemsize, latent=True)
+        heads = Heads(
+            group=a.heads,
+            head_dim=rank + turning,
+            itemsize=a.dtype.itemsize,
+            stored_itemsize=(a.cache or a.dtype).itemsize,
+            latent=True,
+        )
         places = (words(8) for _ in range(4))
         few = FewWork(8, a.queries, 64, *places, words(9), words(64), words(1), heads.split_tokens)
-        tile = queries_a_tile(a.heads, a.dtype.itemsize)
-        many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
+        many = ManyWork(64, heads.queries_a_tile, *(words(8) for _ in range(4)), words(64))
         work = DeviceWork(tables=words(256, 512), window=None, few=few, many=many)
         row = RowShape(rank, turning, 0.1)
         cache = empty(1024, 64, 1, rank + turning, dtype=a.cache or a.dtype)
@@ -179,11 +205,26 @@ def rope(
     a: Attention, rotary: int, interleaved: bool, normed_heads: bool, norm_last: bool = False
 ) -> Callable[[], None]:
     def start() -> None:
-        cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
+        cache = a.make_cache()
         norm = empty(a.heads + a.kv_heads, a.head_dim, dtype=a.dtype) if normed_heads else None
         table = empty(8192, 2, rotary // 2, dtype=a.dtype) if rotary else None
         qkv = empty(64, (a.heads + 2 * a.kv_heads) * a.head_dim, dtype=a.dtype)
         rotate_and_store(qkv, words(64), words(64), cache, cache, a.heads, table, interleaved, norm, 1e-6, norm_last)
+
+    return start
+
+
+def normed_values(a: Attention) -> Callable[[], None]:
+    """Returns a case of Gemma 4: layers that norm values too, and layers with queries only."""
+
+    def start() -> None:
+        cache, table = a.make_cache(), empty(8192, 2, a.head_dim // 2, dtype=a.dtype)
+        for kv_heads in (a.kv_heads, 0):
+            norm = empty(a.heads + kv_heads, a.head_dim, dtype=a.dtype)
+            qkv = empty(64, (a.heads + 2 * kv_heads) * a.head_dim, dtype=a.dtype)
+            rotate_and_store(
+                qkv, words(64), words(64), cache, cache, a.heads, table, False, norm, 1e-6, values_normed=True
+            )
 
     return start
 
@@ -492,6 +533,7 @@ def all_cases() -> Iterator[Case]:
     yield Case("rotation and cache, GLM 4", rope(Attention(32, 2, 128), 64, True, False))
     yield Case("rotation and cache, Hunyuan 7B", rope(llama, 128, False, True, norm_last=True))
     yield Case("rotation and cache, GPT-2", rope(Attention(12, 12, 64, dtype=F16), 0, False, False))
+    yield Case("rotation and cache, Gemma 4 E4B", normed_values(ATTENTIONS["Gemma 4 E4B, 8 queries"]))
     eight = ATTENTIONS["Llama 3.1 8B, cache e4m3"]
     yield Case("rotation and cache, cache e4m3", rope(eight, 128, False, False), NOT_ON_SM_80)
     for dtype, label in ((BF16, "bfloat16"), (F16, "float16"), (F32, "float32")):

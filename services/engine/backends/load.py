@@ -157,10 +157,6 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
     if not has_family(config):
         return "this architecture runs through transformers"
     description = find_family(config).describe(config)
-    if description.layer_heads:
-        return "they compute layers with the same number of heads only"
-    if description.layer_kv_heads:
-        return "they compute layers with the same heads only"
     if description.latent is not None and description.query_growth is not None:
         return "they compute latent attention with queries that do not grow with the position only"
     return None

@@ -18,7 +18,7 @@ from antiphon.services.engine.models.description import (
 from antiphon.services.engine.models.layers.attention import Attention, ReferenceAttention
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights, ReferenceLatentAttention
 from antiphon.services.engine.models.layers.linear import DenseLinear, Linear, make_linear
-from antiphon.services.engine.models.layers.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from antiphon.services.engine.models.layers.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp, RoutedMlp
 from antiphon.services.engine.models.layers.norm import Norm, make_norm
 from antiphon.services.engine.models.layers.recurrent import (
     ChannelDeltaWeights,
@@ -67,7 +67,7 @@ class Operations:
         """
         return GatedMlp(up, down, activation, scales) if gated else PlainMlp(up, down, activation, numbers)
 
-    def expert_mlp(self, parts: ExpertParts) -> Mlp:
+    def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
         """Returns a mixture of experts."""
         return ExpertMlp(parts)
 

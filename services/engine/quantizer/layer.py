@@ -18,7 +18,14 @@ from antiphon.services.engine.models.decoder import Decoder, DecoderWeights, Lay
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layers.attention import StepInputs
 from antiphon.services.engine.models.layers.linear import DenseLinear, Linear
-from antiphon.services.engine.models.layers.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from antiphon.services.engine.models.layers.mlp import (
+    ExactRouter,
+    ExpertMlp,
+    ExpertParts,
+    GatedMlp,
+    PlainMlp,
+    RoutedMlp,
+)
 from antiphon.services.engine.models.layers.norm import RmsNorm
 from antiphon.services.engine.models.operations import Operations
 from antiphon.services.engine.quantization.method import PreparedMethod
@@ -56,7 +63,7 @@ class _WatchedOperations(Operations):
         """See `Operations`."""
         return _WatchedLinear(weight, bias)
 
-    def expert_mlp(self, parts: ExpertParts) -> Mlp:
+    def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
         """See `Operations`."""
         return ExpertMlp(parts, _WatchedLinear)
 

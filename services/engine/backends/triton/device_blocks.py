@@ -1,7 +1,8 @@
 """The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies of plans.
 
     cache   [parts, num_blocks, block bytes]; the l-th layer that attends has its keys in part 2 l, its values in part
-            2 l + 1. With latent attention a layer has one part, its rows of latents
+            2 l + 1. With latent attention a layer has one part, its rows of latents. Layers with heads of their own
+            may share parts (`DecoderDescription.slabs`)
     host    [num_host_blocks, parts, block bytes]; the data of a block in all layers is contiguous
 
 Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many
@@ -20,7 +21,7 @@ from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
 from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.worker.capacity.kv_cache import KvCache
+from antiphon.services.engine.worker.capacity.kv_cache import cache_of
 from antiphon.services.engine.worker.capacity.kv_memory import CacheMemory, packed_blocks
 
 _TOGETHER = 64
@@ -42,14 +43,12 @@ class DeviceBlocks:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (block_size, description.num_kv_heads, description.head_dim)
-        block_bytes = int(np.prod(shape)) * dtype.itemsize
-        per_layer = description.cache_parts
-        parts = per_layer * len(description.slabs)
+        width = description.slab_width
+        block_bytes = block_size * width * dtype.itemsize
+        parts = description.cache_parts * len(description.slabs)
         # Zeroed because attention also reads slots that were never written, and masks them afterwards.
         whole = torch.zeros((parts, num_blocks, block_bytes), dtype=torch.uint8, device=device)
-        views = [part.view(dtype).view(num_blocks, *shape) for part in whole]
-        self.kv = KvCache(tuple(views[0::per_layer]), tuple(views[1::2]) if per_layer == 2 else ())
+        self.kv = cache_of(description, [part.view(dtype).view(num_blocks, block_size, width) for part in whole])
         size = next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)
         self._words = whole.view(_WORDS[size])
         # Pages are allocated when first written. The array has words, because an empty one of bytes could not be viewed

@@ -9,7 +9,7 @@
 Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,9 @@ from torch import Tensor
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     SPLIT_TOKENS,
     DeviceWork,
-    Heads,
     Integers,
     Sequences,
+    WorkKinds,
     plan_work,
 )
 from antiphon.services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
@@ -67,14 +67,15 @@ class HostStep:
 class DeviceStep:
     """The arrays of a step on the device. `logit_tokens` is None if every token samples.
 
-    `reported_ids`: the prompt tokens whose log probabilities are reported; None if there are none.
+    `attention`: the work lists of each layer. `reported_ids`: the prompt tokens whose log probabilities are reported;
+    None if there are none.
     """
 
     ids: Tensor
     sources: Tensor
     positions: Tensor
     slots: Tensor
-    attention: Mapping[int | None, DeviceWork]
+    attention: Mapping[int, DeviceWork]
     logit_tokens: Tensor | None
     reported_ids: Tensor | None
     adapters: LoraTiles | None = None
@@ -152,8 +153,7 @@ def empty_step(has_states: bool) -> HostStep:
 def place(
     step: HostStep,
     tables: Tensor,
-    windows: Iterable[int | None],
-    heads: Heads,
+    kinds: WorkKinds,
     staging: Staging,
     graph: GraphSize | None = None,
 ) -> DeviceStep:
@@ -170,8 +170,11 @@ def place(
     if step.token_slots is not None or max_tiles:
         row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
         adapters = put_tiles(row_slots, staging.put, max_tiles)
-    capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
-    attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
+    attention = dict[int, DeviceWork]()
+    for (window, heads), layers in kinds.items():
+        capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
+        work = plan_work(step.sequences, tables, window, heads, staging.put, capacity)
+        attention |= dict.fromkeys(layers, work)
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
     states = (
@@ -217,7 +220,7 @@ def staging_bytes(
     max_tokens: int,
     max_num_seqs: int,
     max_model_len: int,
-    num_windows: int,
+    num_kinds: int,
     block_size: int,
     num_slots: int = 0,
     *,
@@ -225,10 +228,11 @@ def staging_bytes(
 ) -> int:
     """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
 
-    `num_slots`: number of adapter slots. `has_states`: whether the model has recurrent states.
+    `num_kinds`: number of kinds of layers. `num_slots`: number of adapter slots. `has_states`: whether the model has
+    recurrent states.
     """
     items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
-    words = 30 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
     words += moves_words(max_tokens, max_num_seqs) if has_states else 0
     return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

@@ -47,10 +47,17 @@ from antiphon.services.engine.models.description import (
     NormKind,
     RopeParameters,
 )
-from antiphon.services.engine.models.layers.attention import Attention, StepInputs, grows, growth_of, places_of
+from antiphon.services.engine.models.layers.attention import (
+    Attention,
+    StepInputs,
+    cache_places,
+    grows,
+    growth_of,
+    places_of,
+)
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights
 from antiphon.services.engine.models.layers.linear import Linear
-from antiphon.services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp, with_scaled_gates
+from antiphon.services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp, RoutedMlp, with_scaled_gates
 from antiphon.services.engine.models.layers.norm import Norm
 from antiphon.services.engine.models.layers.recurrent import (
     ChannelDeltaWeights,
@@ -188,23 +195,23 @@ class TritonMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """An `Mlp` that is a mixture of experts, with unquantized matrices."""
+    """A `RoutedMlp` with unquantized matrices."""
 
     parts: ExpertParts
     gate_up: Tensor
     down: Tensor
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Mlp`."""
-        return self._mixed(None, x)
+    def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """See `RoutedMlp`."""
+        return self._mixed(None, x, x if routed is None else routed)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Mlp`."""
-        return self._mixed(residual, x)
+        return self._mixed(residual, x, x)
 
-    def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
+    def _mixed(self, residual: Tensor | None, x: Tensor, routed: Tensor) -> Tensor:
         x, p = x.contiguous(), self.parts
-        shares, chosen = p.route(x)
+        shares, chosen = p.route(routed)
         inputs, added = (x, residual) if p.latent is None else (p.latent[0](x), None)
         mixed = mixed_experts(
             inputs, shares, chosen, self.gate_up, self.down, p.activation, added, (p.up_bias, p.down_bias),
@@ -228,23 +235,23 @@ class TritonAttention:
         shard: Shard,
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
-        self._places = places_of(description.attention_layers)
+        self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
+        self._places = cache_places(description)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         slopes = None
         if description.alibi_scale is not None:
             every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
             slopes = every.chunk(shard.tp_size)[shard.tp_rank].to(like.device)
-        scale = description.head_dim**-0.5 if description.query_scale is None else description.query_scale
         self._geometries = tuple(
             Geometry(
-                kv_heads=description.num_kv_heads,
-                scale=scale,
-                softcap=description.attention_softcap,
+                kv_heads=d.num_kv_heads,
+                scale=d.head_dim**-0.5 if d.query_scale is None else d.query_scale,
+                softcap=d.attention_softcap,
                 slopes=slopes,
                 sinks=each,
             )
-            for each in sinks
+            for d, each in zip(self._of_layer, sinks, strict=True)
         )
 
     def prepare(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -253,34 +260,34 @@ class TritonAttention:
 
     def attend(self, layer: int, qkv: Tensor, prepared: tuple[Tensor, Tensor | None], step: StepInputs) -> Tensor:
         """See `Attention`."""
-        d, rope, (positions, growth) = self._description, self._ropes[layer], prepared
+        d, rope, (positions, growth) = self._of_layer[layer], self._ropes[layer], prepared
         place = self._places[layer]
         caches = step.key_caches[place], step.value_caches[place]
         norms = self._qk_norms[layer]
         if norms is not None and d.whole_qk_norm:
-            self._norm_whole(qkv, norms)
+            _norm_whole(d, qkv, norms)
             norms = None
         rotate_and_store(
             qkv, positions, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
-            rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated,
+            rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated, d.value_norm,
         )  # fmt: skip
-        queries = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)[:, : d.num_heads]
+        queries = qkv.unflatten(1, (-1, d.head_dim))[:, : d.num_heads]
         if growth is not None and grows(d.query_growth, rope):
             queries.mul_(growth)
         attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
-        work: DeviceWork = step.attention[d.sliding_windows[layer]]
+        work: DeviceWork = step.attention[layer]
         if work.few is not None:
             attend_few(queries, *caches, attended, work, self._geometries[layer])
         if work.many is not None:
             attend_many(queries, *caches, attended, work, self._geometries[layer])
         return attended.view(-1, d.q_size)
 
-    def _norm_whole(self, qkv: Tensor, norms: Tensor) -> None:
-        """Norms all query heads together, and all key heads, in place."""
-        d = self._description
-        queries, keys = qkv[:, : d.q_size], qkv[:, d.q_size : d.q_size + d.kv_size]
-        queries.copy_(normed(queries, norms[: d.num_heads].flatten(), None, d.norm_eps))
-        keys.copy_(normed(keys, norms[d.num_heads :].flatten(), None, d.norm_eps))
+
+def _norm_whole(d: DecoderDescription, qkv: Tensor, norms: Tensor) -> None:
+    """Norms all query heads together, and all key heads, in place."""
+    queries, keys = qkv[:, : d.q_size], qkv[:, d.q_size : d.q_size + d.kv_size]
+    queries.copy_(normed(queries, norms[: d.num_heads].flatten(), None, d.norm_eps))
+    keys.copy_(normed(keys, norms[d.num_heads :].flatten(), None, d.norm_eps))
 
 
 class TritonLatentAttention:
@@ -325,7 +332,7 @@ class TritonLatentAttention:
         )  # fmt: skip
         _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])
         attended = qkv.new_empty((len(qkv), self._num_heads, shape.rank))
-        work: DeviceWork = step.attention[None]
+        work: DeviceWork = step.attention[layer]
         if work.few is not None:
             attend_few_latents(absorbed, cache, attended, work, self._row)
         if work.many is not None:
@@ -387,7 +394,7 @@ class TritonOperations(Operations):
         """See `Operations`."""
         return TritonMlp(up=up, down=down, activation=activation, gated=gated, numbers=numbers, scales=scales)
 
-    def expert_mlp(self, parts: ExpertParts) -> Mlp:
+    def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
         """See `Operations`."""
         return TritonExpertMlp(parts, self._plain_experts(parts.gate_up), self._plain_experts(parts.down))
 

@@ -37,7 +37,7 @@ from antiphon.services.engine.backends.triton.device_inputs import (
     staging_bytes,
 )
 from antiphon.services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
-from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads, Integers
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers, work_kinds
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
 from antiphon.services.engine.backends.triton.operations import TritonOperations
 from antiphon.services.engine.backends.triton.results import HostCopies, Sums, UnderWay
@@ -116,14 +116,7 @@ class TritonWorker:
             assert ranks.shard.size == 1, "adapters are not divided among ranks"
             weights = self._with_adapters(settings, config, weights)
         self._model = Decoder(self._description, weights, operations)
-        self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
-        group = self._description.num_heads // self._description.num_kv_heads
-        self._heads = Heads(
-            group,
-            self._dtype.itemsize,
-            latent=self._description.latent is not None,
-            chunked_windows=self._description.chunked_windows,
-        )
+        self._kinds = work_kinds(self._description, self._dtype.itemsize, self._cache_dtype.itemsize)
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[UnderWay | StepResult] = deque()
         self._sums: deque[Sums] = deque()
@@ -178,7 +171,7 @@ class TritonWorker:
         self._staging.begin()
         step = flatten_for_device(plan, self._table, _with_drafts(self._num_known, plan), self._facts.block_size)
         size = None if self._graphs is None else self._graphs.find(step)
-        placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
+        placed = place(step, self._tables, self._kinds, self._staging, size)
         sampling = self._stage_sampling(step)
         send(plan, self._table, self._tables, self._staging)
         logits = self._compute(plan, placed, size, needs_logits=len(step.logit_tokens) > 0)
@@ -232,7 +225,7 @@ class TritonWorker:
         num_slots = 0 if self._slots is None else settings.adapters.max_loras or 0
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
         has_states = d.recurrent is not None
-        room = staging_bytes(*sizes, len(self._windows), block_size, num_slots, has_states=has_states)
+        room = staging_bytes(*sizes, len(self._kinds), block_size, num_slots, has_states=has_states)
         self._staging = Staging(self._device, room)
         width = -(-bounds.context // block_size)
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
@@ -290,7 +283,7 @@ class TritonWorker:
 
     def _prepare_empty(self, size: GraphSize) -> DeviceStep:
         self._staging.begin()
-        placed = place(empty_step(bool(self._states)), self._tables, self._windows, self._heads, self._staging, size)
+        placed = place(empty_step(bool(self._states)), self._tables, self._kinds, self._staging, size)
         self._staging.upload()
         return placed
 

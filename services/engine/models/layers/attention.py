@@ -24,14 +24,15 @@ from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequen
 class StepInputs:
     """The inputs of a step besides its tokens.
 
-    `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: for each distinct sliding
-    window of the model's layers, the keys visible to each token, in the form of the attention implementation (the
-    reference: `AttentionBatch`). `key_caches`, `value_caches`: one per layer that attends, see `paged_attention`. With
-    latent attention the key caches have the latents, and there are no value caches (`LatentAttention`).
+    `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: the keys visible to each
+    token, in the form of the attention implementation (the reference: an `AttentionBatch` for each distinct sliding
+    window of the model's layers; Triton's kernels: a `DeviceWork` for each layer). `key_caches`, `value_caches`: one
+    per layer that attends, see `paged_attention`. With latent attention the key caches have the latents, and there are
+    no value caches (`LatentAttention`).
     """
 
     slot_mapping: Tensor
-    attention: Mapping[int | None, Any]
+    attention: Mapping[Any, Any]
     key_caches: tuple[Tensor, ...]
     value_caches: tuple[Tensor, ...]
     states: Any = None
@@ -66,7 +67,7 @@ def places_of(layers: Iterable[int]) -> Mapping[int, int]:
     return {layer: place for place, layer in enumerate(layers)}
 
 
-def _cache_places(description: DecoderDescription) -> Mapping[int, int]:
+def cache_places(description: DecoderDescription) -> Mapping[int, int]:
     """Returns for each layer that attends, which of the caches of `attention_layers` it reads."""
     places = places_of(description.attention_layers)
     borrowed = {layer: places[source] for layer, source in enumerate(description.kv_sources) if source in places}
@@ -134,7 +135,7 @@ class ReferenceAttention:
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
         self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
-        self._places = _cache_places(description)
+        self._places = cache_places(description)
         self._rotations = Rotations(description, like)
         self._scores = tuple(Scores(description.query_scale, description.attention_softcap, each) for each in sinks)
 

@@ -10,13 +10,14 @@ In plain torch operations on any device. Created by the weight loader, called by
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.services.engine.kernels.activation import ACTIVATIONS
 from antiphon.services.engine.models.description import ActivationKind
 from antiphon.services.engine.models.layers.linear import Linear
-from antiphon.services.engine.models.layers.mlp import ExpertMlp
+from antiphon.services.engine.models.layers.mlp import RoutedMlp
 from antiphon.services.engine.models.layers.norm import Norm
 
 _HALF = 2.0**-0.5
@@ -36,9 +37,11 @@ class LayerInputWeights:
     def __call__(self, ids: Tensor, hidden: Tensor) -> Tensor:
         """Ids [n] and embeddings [n, hidden] → inputs [n, layers, size]."""
         known = ids.where(ids < len(self.table), 0)
-        rows = F.embedding(known, self.table) * self.table.new_tensor(self.size**0.5)
+        # Rounded like the table, on the host: a copy to the device could not be captured in a graph.
+        rows = F.embedding(known, self.table) * torch.tensor(self.size**0.5, dtype=self.table.dtype)
         projected = self.projection(hidden) * self.hidden_size**-0.5
-        return (self.norm(projected.unflatten(1, (-1, self.size))) + rows.unflatten(1, (-1, self.size))) * _HALF
+        normed = self.norm(projected.view(-1, self.size)).view_as(projected)
+        return ((normed + rows) * _HALF).unflatten(1, (-1, self.size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class ExpertsBeside:
     norm: Norm
     router_norm: Norm
     """With the router's own weights, divided by sqrt(hidden)."""
-    experts: ExpertMlp
+    experts: RoutedMlp
     all_sum: Callable[[Tensor], Tensor]
     """Sums the experts' results over the ranks that divide them."""
     after_experts: Norm

@@ -37,6 +37,14 @@ class Mlp(Protocol):
         return residual + self(x)
 
 
+class RoutedMlp(Mlp, Protocol):
+    """A mixture of experts, whose router may read something else than the experts."""
+
+    def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """See `Mlp`. `routed` [n, hidden]: what the router reads; None: x."""
+        ...
+
+
 class GatedMlp(Mlp):
     """A gated MLP. Gate and up projection are one matrix."""
 
@@ -173,7 +181,7 @@ class ExpertParts:
 MakeLinear = Callable[["Tensor | QuantizedWeight", Tensor | None], Linear]
 
 
-class ExpertMlp(Mlp):
+class ExpertMlp(RoutedMlp):
     """A mixture of experts; see the module's docstring."""
 
     def __init__(self, parts: ExpertParts, make: MakeLinear | None = None) -> None:
@@ -186,7 +194,7 @@ class ExpertMlp(Mlp):
         self._activation: Activation = gated_by(parts.activation) if parts.gated else ACTIVATIONS[parts.activation]
 
     def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
-        """See `Mlp`. `routed` [n, hidden]: what the router reads; None: x."""
+        """See `RoutedMlp`."""
         p = self.parts
         weights, experts = p.route(x if routed is None else routed)
         inputs = x if p.latent is None else p.latent[0](x)

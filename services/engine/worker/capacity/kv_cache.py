@@ -11,6 +11,7 @@ The core decides what each block holds. Called by the workers at start-up.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -129,19 +130,23 @@ def allocate_kv_cache(
     zero.
     """
     make = zeros_on_demand if device.type == "cpu" else torch.zeros
+    shape = (num_blocks, block_size, description.slab_width)
+    count = description.cache_parts * len(description.slabs)
+    return cache_of(description, [make(shape, dtype=dtype, device=device) for _ in range(count)])
+
+
+def cache_of(description: DecoderDescription, parts: Sequence[Tensor]) -> KvCache:
+    """Returns the cache whose tensors in memory, in the order of `KvCache.parts`, are [blocks, block_size, width]."""
+    per_layer = description.cache_parts
     if description.layer_kv_heads:
-        whole = (num_blocks, block_size, 1, description.slab_width)
-        slabs = tuple(tuple(make(whole, dtype=dtype, device=device) for _ in description.slabs) for _ in range(2))
+        slabs = [tuple(part.unsqueeze(2) for part in parts[first::2]) for first in range(2)]
         return _shared_slabs(description, slabs)
-    shape = (num_blocks, block_size, description.num_kv_heads, description.head_dim)
-    layers = description.slabs
-    keys = tuple(make(shape, dtype=dtype, device=device) for _ in layers)
-    if description.latent is not None:
-        return KvCache(keys, ())
-    return KvCache(keys, tuple(make(shape, dtype=dtype, device=device) for _ in layers))
+    heads = (description.num_kv_heads, description.head_dim)
+    keys, *values = (tuple(part.unflatten(2, heads) for part in parts[first::per_layer]) for first in range(per_layer))
+    return KvCache(keys, values[0] if values else ())
 
 
-def _shared_slabs(description: DecoderDescription, slabs: tuple[tuple[Tensor, ...], ...]) -> KvCache:
+def _shared_slabs(description: DecoderDescription, slabs: Sequence[tuple[Tensor, ...]]) -> KvCache:
     """Returns the views of slabs, of keys and of values, that are the caches of layers with heads of their own."""
     views: tuple[dict[int, Tensor], ...] = ({}, {})
     for number, layers in enumerate(description.slabs):

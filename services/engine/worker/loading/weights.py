@@ -23,7 +23,6 @@ from antiphon.services.engine.models.layers.linear import Linear, can_pack
 from antiphon.services.engine.models.layers.mlp import (
     ExactRouter,
     ExpertMatrices,
-    ExpertMlp,
     ExpertParts,
     Mlp,
     NoMlp,
@@ -315,7 +314,7 @@ def _beside(loader: _Loader, description: DecoderDescription, name: str) -> Expe
     return ExpertsBeside(
         norm=loader.norm(f"{name}.experts.norm"),
         router_norm=loader.operations.norm(description.norm, scale, None, description.norm_eps),
-        experts=ExpertMlp(replace(parts, scales=loader.reader.exact(f"{name}.experts.scale"))),
+        experts=loader.operations.expert_mlp(replace(parts, scales=loader.reader.exact(f"{name}.experts.scale"))),
         all_sum=loader.ranks.all_sum,
         after_experts=loader.norm(f"{name}.experts.after"),
         after_mlp=loader.norm(f"{name}.mlp.after"),

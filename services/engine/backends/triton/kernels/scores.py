@@ -16,11 +16,14 @@ from antiphon.services.engine.backends.triton.kernels.runtime import LOG2E, UPCA
 @triton.jit
 def load_rows(
     cache, blocks, offsets, visible, head, d,
-    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Returns keys or values [tokens, D padded] of one head. Padding is 0; if MASKED, invisible tokens are 0 too."""
+    """Returns keys or values [tokens, D padded] of one head. Padding is 0; if MASKED, invisible tokens are 0 too.
+
+    TOKEN: distance of tokens in the cache, which are further apart than their heads where layers share a tensor.
+    """
     slots = blocks.to(tl.int64) * BLOCK_SIZE + offsets
-    places = cache + ((slots * KV_HEADS + head) * D)[:, None] + d[None, :]
+    places = cache + head * D + (slots * TOKEN)[:, None] + d[None, :]
     if MASKED:
         return tl.load(places, mask=visible[:, None] & (d < D)[None, :], other=0.0)
     elif d.shape[0] != D:

@@ -41,6 +41,8 @@ class Heads:
     alibi: bool = False
     sinks: bool = False
     chunked: bool = False
+    shared: bool = False
+    """Whether the cache is a part of a tensor that other layers share."""
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
 
@@ -76,12 +78,22 @@ class Case:
         # Queries lie in rows with keys and values behind them, as the product leaves them.
         wide = torch.randn(int(query_lens.sum()), num_heads + 2, heads.head_dim, generator=generator).to(heads.dtype)
         self.queries = wide[:, :num_heads]
-        shape = (num_blocks, BLOCK_SIZE, heads.kv_heads, heads.head_dim)
+        width, first = heads.kv_heads * heads.head_dim, 32 if heads.shared else 0
+        shape = (num_blocks, BLOCK_SIZE, width + 2 * first)
         caches = [torch.randn(shape, generator=generator).to(heads.dtype) for _ in range(2)]
-        self.caches = [as_stored(cache, heads.cache_dtype or heads.dtype) for cache in caches]
+        stored = [as_stored(cache, heads.cache_dtype or heads.dtype) for cache in caches]
+        own = [cache[..., first : first + width] for cache in stored]
+        self.caches = [cache.unflatten(2, (heads.kv_heads, heads.head_dim)) for cache in own]
 
     def work_heads(self) -> attention_work.Heads:
-        return attention_work.Heads(self.heads.group, self.heads.dtype.itemsize, chunked_windows=self.heads.chunked)
+        heads = self.heads
+        return attention_work.Heads(
+            group=heads.group,
+            head_dim=heads.head_dim,
+            itemsize=heads.dtype.itemsize,
+            stored_itemsize=(heads.cache_dtype or heads.dtype).itemsize,
+            chunked_windows=heads.chunked,
+        )
 
     def sinks(self) -> Tensor | None:
         """From far below the scores of keys to far above them."""
@@ -156,6 +168,10 @@ VARIANTS = [
     Heads(dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
     Heads(dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn),
     Heads(cache_dtype=torch.float8_e5m2),
+    Heads(shared=True, window=20),
+    Heads(shared=True, group=4, head_dim=24, dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn),
+    Heads(kv_heads=1, group=8, head_dim=512, dtype=torch.bfloat16),
+    Heads(kv_heads=1, group=4, head_dim=512, shared=True, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
 ]
 
 
@@ -195,6 +211,14 @@ def test_places_of_a_graph_without_a_sequence_give_zeros_and_read_nothing() -> N
     attended = case.ours(capacity=(6, 50))
     assert_close(attended[:3], case.expected())
     assert not attended[3:].any()
+
+
+def test_wide_heads_are_computed_in_fewer_rows_at_a_time() -> None:
+    usual = attention_work.Heads(group=8, head_dim=256, itemsize=2, stored_itemsize=1)
+    wide = replace(usual, head_dim=512, stored_itemsize=2)
+    assert [heads.queries_a_tile for heads in (usual, wide, replace(wide, stored_itemsize=1))] == [16, 8, 4]
+    assert [heads.few_rows for heads in (usual, wide, replace(wide, stored_itemsize=1))] == [64, 32, 16]
+    assert replace(wide, latent=True).queries_a_tile == 16
 
 
 def test_the_lists_name_every_split_and_every_tile_once() -> None:

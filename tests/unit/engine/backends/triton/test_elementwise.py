@@ -66,20 +66,28 @@ class Projected:
 
     HEADS, KV_HEADS, BLOCK_SIZE = 5, 2, 4
 
-    def __init__(self, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype | None = None, shared_by: int = 1
+    ) -> None:
+        """`shared_by`: number of layers of this width in a tensor of the cache; this one is the last."""
         self.qkv = draw(4, (self.HEADS + 2 * self.KV_HEADS) * head_dim, dtype=dtype)
         self.positions = torch.tensor([0, 7, 300, 2], dtype=torch.int32)
         self.slots = torch.tensor([9, 0, 14, -1], dtype=torch.int32)
-        shape = (5, self.BLOCK_SIZE, self.KV_HEADS, head_dim)
-        self.caches = [torch.zeros(shape, dtype=cache_dtype or dtype) for _ in range(2)]
+        shape = (5, self.BLOCK_SIZE, shared_by, self.KV_HEADS, head_dim)
+        self.wholes = [torch.zeros(shape, dtype=cache_dtype or dtype) for _ in range(2)]
+        self.caches = [whole[:, :, -1] for whole in self.wholes]
         self.frequencies = 1.0 / 100.0 ** (torch.arange(0, 16, 2) / 16)
 
-    def expected(self, interleaved: bool | None, norm: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    def expected(
+        self, interleaved: bool | None, norm: Tensor | None, *, values_normed: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
         """Queries and caches by the reference."""
         heads = self.qkv.view(4, -1, self.caches[0].shape[-1]).float()
         turning, values = heads.split((self.HEADS + self.KV_HEADS, self.KV_HEADS), dim=1)
         if norm is not None:
             turning = rms_norm(turning, None, 1e-6) * norm.float()
+        if values_normed:
+            values = rms_norm(values, None, 1e-6)
         if interleaved is not None:
             cos_type = make_rotation(self.positions, self.frequencies, 1.5, self.qkv.dtype, interleaved)
             rotation = make_rotation(self.positions, self.frequencies, 1.5, torch.float32, interleaved)
@@ -118,6 +126,40 @@ def test_queries_turn_in_place_and_keys_and_values_go_to_their_slots(
     assert_close(ours[:3].contiguous(), queries[:3].contiguous())
     for mine, theirs in zip(step.caches, caches, strict=True):
         assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(("head_dim", "interleaved"), [(16, False), (20, False), (24, True), (12, None)])
+def test_values_are_normed_and_go_to_the_part_of_a_tensor_that_is_the_layers(
+    head_dim: int, interleaved: bool | None
+) -> None:
+    step = Projected(head_dim, torch.float32, shared_by=3)
+    norm = 1.0 + draw(7, head_dim, seed=3, dtype=torch.float32)
+    queries, caches = step.expected(interleaved, norm, values_normed=True)
+    table = None if interleaved is None else make_table(step.frequencies, 1.5, 301, torch.float32)
+    keys, values = step.caches
+    rotate_and_store(
+        step.qkv, step.positions, step.slots, keys, values, step.HEADS, table, bool(interleaved), norm, 1e-6,
+        values_normed=True,
+    )  # fmt: skip
+    assert_close(step.qkv.view(4, -1, head_dim)[:3, : step.HEADS].contiguous(), queries[:3].contiguous())
+    for mine, theirs in zip(step.caches, caches, strict=True):
+        assert_close(mine.contiguous(), theirs)
+    assert not any(whole[:, :, :-1].any() for whole in step.wholes)
+
+
+def test_queries_without_keys_turn_in_place_and_nothing_is_stored() -> None:
+    step = Projected(16, torch.float32)
+    norm = 1.0 + draw(7, 16, seed=3, dtype=torch.float32)
+    expected, _ = step.expected(False, norm)
+    alone = step.qkv.view(4, -1, 16)[:, : step.HEADS].flatten(1).contiguous()
+    table, (keys, values) = make_table(step.frequencies, 1.5, 301, torch.float32), step.caches
+    rotate_and_store(
+        alone, step.positions, step.slots, keys, values, step.HEADS, table, False, norm[: step.HEADS], 1e-6,
+        values_normed=True,
+    )  # fmt: skip
+    assert_close(alone.view(4, -1, 16), expected)
+    assert not keys.any()
+    assert not values.any()
 
 
 @pytest.mark.spec("S-SRV-036")

@@ -99,13 +99,14 @@ def test_a_sequence_gets_the_same_bits_whatever_is_beside_it_and_padding_gives_z
 
 
 def test_splits_are_longer_where_partial_results_are_wider() -> None:
-    assert [attention_work.Heads(heads, 2, latent=True).split_tokens for heads in (16, 32, 64, 128)] == [
+    usual = attention_work.Heads(group=128, head_dim=576, itemsize=2, stored_itemsize=2)
+    assert [replace(usual, group=heads, latent=True).split_tokens for heads in (16, 32, 64, 128)] == [
         SPLIT_TOKENS,
         SPLIT_TOKENS,
         2 * SPLIT_TOKENS,
         4 * SPLIT_TOKENS,
     ]
-    assert attention_work.Heads(128, 2).split_tokens == SPLIT_TOKENS
+    assert usual.split_tokens == SPLIT_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@
             `prefill_attention`
 
 A query is a token of the step. Both lists pack a pair into one word, with the sequence in the high 16 bits. Plain index
-arithmetic on the host; the caller's `put` copies the arrays to the device. Called by the worker for each distinct
-sliding window of the model's layers.
+arithmetic on the host; the caller's `put` copies the arrays to the device. Called by the worker for each distinct kind
+of the model's layers (`WorkKinds`).
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon.services.engine.kernels.paged_attention import first_keys
+from antiphon.services.engine.models.description import DecoderDescription
 
 SPLIT_TOKENS: Final = 256
 """Keys of one split. Fixed, because a sequence's sums must not depend on the number of other sequences."""
@@ -39,6 +41,8 @@ _TILE_ROWS = 128
 """Queries times query heads per key head in one tile of the prefill kernel."""
 _WIDE_TILE_ROWS = 32
 """Like `_TILE_ROWS`, for float32, whose products are computed in registers."""
+_USUAL_WIDTH = 256
+"""Widest head for which these numbers of rows fit the registers."""
 
 Integers = NDArray[np.int64]
 Put = Callable[[NDArray[Any], int], Tensor]
@@ -56,12 +60,17 @@ class Geometry:
     sinks: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """Parameters of the work lists: query heads per key head, and bytes of one element of a query."""
+    """Parameters of the work lists: query heads per key head, and width of a head in numbers.
+
+    `itemsize`, `stored_itemsize`: bytes of a number in a query, and in the cache.
+    """
 
     group: int
+    head_dim: int
     itemsize: int
+    stored_itemsize: int
     latent: bool = False
     """Whether keys and values are rows of latents (`latent_attention`). The kernel for few queries divides their heads
     among programs, so it takes any number of heads."""
@@ -75,6 +84,45 @@ class Heads:
         split has, so that all partial results together take no more memory.
         """
         return SPLIT_TOKENS * max(1, self.group // _SPLIT_HEADS) if self.latent else SPLIT_TOKENS
+
+    @property
+    def few_rows(self) -> int:
+        """Most rows of a sequence with several queries that the decode kernel takes."""
+        return self._fitting(_FEW_ROWS)
+
+    @property
+    def queries_a_tile(self) -> int:
+        """Number of queries in a tile of the prefill kernel, each with all query heads of a key head."""
+        return max(1, self._fitting(_TILE_ROWS if self.itemsize <= 2 else _WIDE_TILE_ROWS) // self.group)
+
+    def _fitting(self, rows: int) -> int:
+        """Returns how many rows take the registers of so many rows of the usual width."""
+        if self.latent or self.head_dim <= _USUAL_WIDTH:
+            return rows
+        padded = 1 << (self.head_dim - 1).bit_length()
+        # Converting numbers of 8 bits takes registers too.
+        return rows * _USUAL_WIDTH // padded // (2 if self.stored_itemsize < self.itemsize else 1)
+
+
+WorkKinds = Mapping[tuple[int | None, Heads], Sequence[int]]
+"""The layers of each kind, which have sliding window and heads in common and share work lists."""
+
+
+def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
+    """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
+    kinds = defaultdict[tuple[int | None, Heads], list[int]](list)
+    for layer, window in enumerate(description.sliding_windows):
+        d = description.of_layer(layer)
+        heads = Heads(
+            group=d.num_heads // d.num_kv_heads,
+            head_dim=d.head_dim,
+            itemsize=itemsize,
+            stored_itemsize=stored_itemsize,
+            latent=d.latent is not None,
+            chunked_windows=d.chunked_windows,
+        )
+        kinds[window, heads].append(layer)
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +174,7 @@ class ManyWork:  # positional: columns in the order of the kernel's arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
-    """The work lists of a step for layers with the same window. `tables` [rows, blocks] int32: the block tables."""
+    """The work lists of a step for layers of one kind. `tables` [rows, blocks] int32: the block tables."""
 
     tables: Tensor
     window: int | None
@@ -145,9 +193,9 @@ def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
     """Returns for each sequence whether the decode kernel computes its attention.
 
     The decode kernel takes sequences with one query, and sequences with at most `FEW_QUERIES` queries and at most
-    `_FEW_ROWS` rows. Attention over latents has no limit of rows.
+    `Heads.few_rows` rows. Attention over latents has no limit of rows.
     """
-    narrow = heads.latent | (query_lens * heads.group <= _FEW_ROWS)
+    narrow = heads.latent | (query_lens * heads.group <= heads.few_rows)
     return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & narrow)
 
 
@@ -173,15 +221,10 @@ def query_tiles(sequences: Sequences, each: int) -> Integers:
     return (owner << 16 | tiles)[np.argsort(-keys, kind="stable")]
 
 
-def queries_a_tile(group: int, itemsize: int) -> int:
-    """Returns the number of queries in a tile of the prefill kernel, each with all query heads of a key head."""
-    return max(1, (_TILE_ROWS if itemsize <= 2 else _WIDE_TILE_ROWS) // group)
-
-
 def plan_work(
     sequences: Sequences, tables: Tensor, window: int | None, heads: Heads, put: Put, capacity: tuple[int, int] = (0, 0)
 ) -> DeviceWork:
-    """Returns the work lists of one step.
+    """Returns the work lists of one step for layers of one kind.
 
     `capacity`: (sequences, items) of a captured graph, to which the list is padded; only for steps in which every
     sequence has one query. Padding sequences have no items.
@@ -191,7 +234,7 @@ def plan_work(
     if few.all():
         return work(few=_few(sequences, window, heads, put, capacity), many=None)
     many = sequences.take(np.flatnonzero(~few))
-    each = queries_a_tile(heads.group, heads.itemsize)
+    each = heads.queries_a_tile
     tiles = query_tiles(many, each)
     columns = (many.rows, many.seq_lens, many.query_starts, many.query_lens, tiles)
     placed = ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))

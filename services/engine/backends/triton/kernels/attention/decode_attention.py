@@ -6,7 +6,7 @@ Each split produces a partial result; a second kernel combines the partial resul
     o           = Σ_s 2^(m_s - m) l_s o_s / Σ_s 2^(m_s - m) l_s
 
     queries      [num_tokens, heads, head_dim], rows may be further apart; key head h serves a group of G query heads
-    caches       [num_blocks, block_size, kv_heads, head_dim], also 8-bit floats
+    caches       [num_blocks, block_size, kv_heads, head_dim], also 8-bit floats; tokens may be further apart
     attended     [num_tokens, heads, head_dim]
 
 A split is a fixed range of positions, and splits are combined in their order, so a sequence's result does not depend on
@@ -24,7 +24,13 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, FewWork, Geometry
-from antiphon.services.engine.backends.triton.kernels.runtime import launch, num_processors, power_of_two
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import token_distance
+from antiphon.services.engine.backends.triton.kernels.runtime import (
+    architecture,
+    launch,
+    num_processors,
+    power_of_two,
+)
 from antiphon.services.engine.backends.triton.kernels.scores import (
     accumulate,
     first_key,
@@ -43,8 +49,8 @@ def _split_kernel(
     queries, key_cache, value_cache, attended, partials, bests, totals,
     tables, rows, seq_lens, query_starts, query_lens, item_starts, items, num_items, slopes, sinks,
     query_stride, table_stride, window, scale, softcap,
-    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKEN: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
@@ -74,8 +80,8 @@ def _split_kernel(
             keys = first + tl.arange(0, TILE)
             visible = keys < end
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=visible, other=0)
-            k = load_rows(key_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, KV_HEADS, D, True)
-            v = load_rows(value_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, KV_HEADS, D, True)
+            k = load_rows(key_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, TOKEN, D, True)
+            v = load_rows(value_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, TOKEN, D, True)
             distances = keys[None, :] - positions[:, None]
             s = make_scores(q, k.to(q.dtype), scale, softcap, slope, distances, SOFTCAP, ALIBI)
             seen = visible[None, :] & (distances <= 0)
@@ -148,7 +154,7 @@ def attend_few(
     partials = torch.empty((*shape, head_dim), dtype=torch.float32, device=queries.device)
     # Separate tensors: a view that starts inside another tensor may be unaligned and would need another kernel variant.
     bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
-    tile = 64 if head_dim <= 128 and queries.dtype.itemsize <= 2 else 32
+    tile, warps, stages = _shape(head_dim, queries.dtype.itemsize)
     programs = min(few.max_items * kv_heads, num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)
     shared = {"KV_HEADS": kv_heads, "GROUP": group, "D": head_dim, "D_PAD": power_of_two(head_dim, 16)}
     launch(
@@ -157,11 +163,18 @@ def attend_few(
         work.tables, few.rows, few.seq_lens, few.query_starts, few.query_lens,
         few.item_starts, few.items, few.num_items, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
-        warps=4, stages=3, BLOCK_SIZE=key_cache.shape[1], QUERIES=each, ROWS=rows, TILE=tile,
-        SPLIT=few.split_tokens, WINDOW=work.window_kind, SOFTCAP=g.softcap is not None,
-        ALIBI=g.slopes is not None, **shared,
+        warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], TOKEN=token_distance(key_cache, value_cache),
+        QUERIES=each, ROWS=rows, TILE=tile, SPLIT=few.split_tokens, WINDOW=work.window_kind,
+        SOFTCAP=g.softcap is not None, ALIBI=g.slopes is not None, **shared,
     )  # fmt: skip
     combine_splits(attended, partials, bests, totals, few, kv_heads, g.sinks)
+
+
+def _shape(head_dim: int, itemsize: int) -> tuple[int, int, int]:
+    """Returns (keys in a tile, warps, stages) that fit registers and shared memory, as the compile gate checks."""
+    if head_dim <= 256:
+        return 64 if head_dim <= 128 and itemsize <= 2 else 32, 4, 3
+    return (16, 8, 1) if itemsize > 2 or architecture() == "gfx942" else (32, 8, 2)
 
 
 def combine_splits(

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import token_distance
 from antiphon.services.engine.backends.triton.kernels.runtime import architecture, launch, power_of_two
 from antiphon.services.engine.backends.triton.kernels.scores import (
     accumulate,
@@ -35,7 +36,7 @@ from antiphon.services.engine.backends.triton.kernels.scores import (
 def _attend_run(
     start, end, last_key, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window, scale,
     softcap,
-    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys [start, end) to the running softmax and returns its new state (best, total, acc).
@@ -50,8 +51,8 @@ def _attend_run(
             blocks = tl.load(table + keys // BLOCK_SIZE, mask=visible, other=0)
         else:
             blocks = tl.load(table + keys // BLOCK_SIZE)
-        k = load_rows(key_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, KV_HEADS, D, MASKED)
-        v = load_rows(value_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, KV_HEADS, D, MASKED)
+        k = load_rows(key_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, TOKEN, D, MASKED)
+        v = load_rows(value_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, TOKEN, D, MASKED)
         distances = keys[None, :] - positions[:, None]
         s = make_scores(q, k.to(q.dtype), scale, softcap, slope, distances, SOFTCAP, ALIBI)
         if MASKED:
@@ -68,8 +69,8 @@ def _prefill_kernel(
     queries, key_cache, value_cache, attended, tables, rows, seq_lens, query_starts, query_lens, tiles, slopes,
     sinks,
     query_stride, table_stride, window, scale, softcap,
-    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKEN: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
@@ -78,12 +79,13 @@ def _prefill_kernel(
     seq_len, num_queries = tl.load(seq_lens + sequence), tl.load(query_lens + sequence)
     context = seq_len - num_queries
     r, d = tl.arange(0, ROWS), tl.arange(0, D_PAD)
-    query, member = tile * QUERIES + r // GROUP, r % GROUP
+    query, heads = tile * QUERIES + r // GROUP, head * GROUP + r % GROUP
     asked = (query < num_queries) & (r < QUERIES * GROUP)
-    heads = head * GROUP + member
-    token = tl.load(query_starts + sequence).to(tl.int64) + query
+    # Rows are counted from the tile's first token: numbers of 32 bits, which are cheap to compute twice.
+    token = tl.load(query_starts + sequence).to(tl.int64) + tile * QUERIES
     stored = asked[:, None] & (d < D)[None, :]
-    q = tl.load(queries + (token * query_stride + heads * D)[:, None] + d[None, :], mask=stored, other=0.0)
+    places = queries + token * query_stride + (r // GROUP * query_stride + heads * D)[:, None]
+    q = tl.load(places + d[None, :], mask=stored, other=0.0)
     slope = tl.load(slopes + heads, mask=asked, other=0.0) if ALIBI else 0.0
     table = tables + tl.load(rows + sequence).to(tl.int64) * table_stride
     first = context + tile * QUERIES
@@ -99,22 +101,22 @@ def _prefill_kernel(
         edge = tl.minimum(tl.cdiv(first_key(last, window, WINDOW), TILE) * TILE, whole)
         best, total, acc = _attend_run(
             start, edge, last, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window,
-            scale, softcap, BLOCK_SIZE, KV_HEADS, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
+            scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
         )  # fmt: skip
         start = tl.maximum(start, edge)
     best, total, acc = _attend_run(
         start, whole, last, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window,
-        scale, softcap, BLOCK_SIZE, KV_HEADS, D, TILE, False, WINDOW, SOFTCAP, ALIBI,
+        scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, False, WINDOW, SOFTCAP, ALIBI,
     )  # fmt: skip
     best, total, acc = _attend_run(
         tl.maximum(start, whole), last + 1, last, q, positions, best, total, acc, key_cache, value_cache, table, head,
-        d, slope, window, scale, softcap, BLOCK_SIZE, KV_HEADS, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
+        d, slope, window, scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
     )  # fmt: skip
     if sinks is not None:
         total = with_sink(total, best, sinks, heads, asked)
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    place = (token * (KV_HEADS * GROUP) + heads) * D
-    tl.store(attended + place[:, None] + d[None, :], out.to(attended.dtype.element_ty), mask=stored)
+    places = attended + token * (KV_HEADS * GROUP * D) + (r // GROUP * (KV_HEADS * GROUP * D) + heads * D)[:, None]
+    tl.store(places + d[None, :], out.to(attended.dtype.element_ty), mask=stored)
 
 
 def attend_many(
@@ -132,8 +134,9 @@ def attend_many(
         queries, key_cache, value_cache, attended, work.tables,
         many.rows, many.seq_lens, many.query_starts, many.query_lens, many.tiles, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
-        warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], KV_HEADS=g.kv_heads, GROUP=group, D=head_dim,
-        D_PAD=power_of_two(head_dim, 16), QUERIES=each, ROWS=power_of_two(each * group, 16), TILE=tile,
+        warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], TOKEN=token_distance(key_cache, value_cache),
+        KV_HEADS=g.kv_heads, GROUP=group, D=head_dim, D_PAD=power_of_two(head_dim, 16), QUERIES=each,
+        ROWS=power_of_two(each * group, 16), TILE=tile,
         WINDOW=work.window_kind, SOFTCAP=g.softcap is not None, ALIBI=g.slopes is not None,
     )  # fmt: skip
 
@@ -142,6 +145,8 @@ def _shape(head_dim: int, itemsize: int) -> tuple[int, int, int]:
     """Returns (keys in a tile, warps, stages) that fit registers and shared memory, as the compile gate checks."""
     if itemsize > 2:
         return 16, 8, 1
+    if head_dim > 256:
+        return 16, 8, {"sm_80": 2, "sm_90": 3, "gfx942": 1}[architecture()]
     if architecture() == "sm_90":
         return {16: (128, 8, 3), 32: (128, 8, 3), 64: (128, 8, 3), 128: (64, 8, 3)}.get(head_dim, (32, 8, 2))
     if architecture() == "gfx942":

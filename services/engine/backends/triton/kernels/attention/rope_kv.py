@@ -2,9 +2,11 @@
 
     per head of the queries and keys:  x ← x / sqrt(mean(x²) + eps) · w           if the model norms them
                                        (a, b) ← (a cos φ - b sin φ, b cos φ + a sin φ)   see `kernels/rotary`
+    per head of the values:            x ← x / sqrt(mean(x²) + eps)               if the model norms them too
     queries are overwritten in place; keys and values are stored in their slots as round(clamp(x)), `kernels/storage`
 
-    qkv          [n, (heads + 2 kv_heads) · head_dim], queries, keys, values
+    qkv          [n, (heads + 2 kv_heads) · head_dim], queries, keys, values; a layer that reads the keys and values of
+                 another one has queries only, [n, heads · head_dim], and norms for them
     positions    [n] int32; slots [n] int32, -1: key and value are not written
     table        [positions, 2, rotary_dim / 2], cosines and sines in the type of qkv; None: no rotation
     norm         [heads + kv_heads, head_dim] or None
@@ -56,9 +58,9 @@ def _store(qkv, keys, values, rows, slots, head, columns, x, inside, slot,
 @triton.jit
 def _rope_kernel(
     qkv, positions, slots, table, norm, keys, values, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, HALF_PAD: tl.constexpr,
-    REST_PAD: tl.constexpr, AT_ONCE: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr,
-    NORM_LAST: tl.constexpr, LARGEST: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKEN: tl.constexpr, ROTARY: tl.constexpr,
+    HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, AT_ONCE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    NORMED: tl.constexpr, VALUES_NORMED: tl.constexpr, NORM_LAST: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -66,7 +68,7 @@ def _rope_kernel(
     slot = tl.load(slots + token).to(tl.int64)
     rows = token * ((HEADS + 2 * KV_HEADS) * D) + head * D
     own = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
-    places = slot * (KV_HEADS * D) + own * D
+    places = slot * TOKEN + own * D
     width = HEADS + 2 * KV_HEADS
     half = tl.arange(0, HALF_PAD)
     if INTERLEAVED:
@@ -83,7 +85,7 @@ def _rope_kernel(
         b, b_factor = _load(qkv, norm, rows, head, second, valid, turns, width, D, NORMED)
         squares += tl.sum(a * a, 1) + tl.sum(b * b, 1)
     if NORMED:
-        scale = tl.where(turns, 1.0 / tl.sqrt(squares / D + eps), 1.0)[:, None]
+        scale = tl.where(turns | VALUES_NORMED, 1.0 / tl.sqrt(squares / D + eps), 1.0)[:, None]
         tail = tail * scale * tail_factor
     inside = valid[:, None] & (rest < D)[None, :]
     _store(qkv, keys, values, rows, places, head, rest, tail, inside, slot, HEADS, KV_HEADS, LARGEST)
@@ -117,23 +119,35 @@ def rotate_and_store(
     norm: Tensor | None = None,
     eps: float = 0.0,
     norm_last: bool = False,
+    values_normed: bool = False,
 ) -> None:
     """Norms and rotates queries and keys, and writes keys and values to the cache, see the module.
 
-    `norm_last`: the norm comes after the rotation.
+    `norm_last`: the norm comes after the rotation. `values_normed`: values are normed, as queries and keys are.
     """
-    kv_heads, head_dim = key_cache.shape[2:]
+    head_dim = key_cache.shape[3]
+    kv_heads = 0 if qkv.shape[1] == heads * head_dim else key_cache.shape[2]
     assert qkv.is_contiguous(), "qkv must be contiguous"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
+    assert norm is not None or not values_normed, "values are normed only if queries and keys are"
     rotary = 0 if table is None else 2 * table.shape[2]
     launch(
         _rope_kernel, (qkv.shape[0], ceil_div(heads + 2 * kv_heads, _HEADS_AT_ONCE)),
         qkv, positions, slots, table, norm, key_cache, value_cache, eps,
-        warps=4, HEADS=heads, KV_HEADS=kv_heads, D=head_dim, ROTARY=rotary, HALF_PAD=power_of_two(rotary // 2),
-        REST_PAD=power_of_two(head_dim - rotary), AT_ONCE=_HEADS_AT_ONCE, INTERLEAVED=interleaved,
-        NORMED=norm is not None, NORM_LAST=norm is not None and norm_last,
-        LARGEST=largest_stored(qkv.dtype, key_cache.dtype),
+        warps=4, HEADS=heads, KV_HEADS=kv_heads, D=head_dim, TOKEN=token_distance(key_cache, value_cache),
+        ROTARY=rotary, HALF_PAD=power_of_two(rotary // 2), REST_PAD=power_of_two(head_dim - rotary),
+        AT_ONCE=_HEADS_AT_ONCE, INTERLEAVED=interleaved, NORMED=norm is not None, VALUES_NORMED=values_normed,
+        NORM_LAST=norm is not None and norm_last, LARGEST=largest_stored(qkv.dtype, key_cache.dtype),
     )  # fmt: skip
+
+
+def token_distance(key_cache: Tensor, value_cache: Tensor) -> int:
+    """Returns how many numbers a token is behind the one before it, in both caches [blocks, block size, heads, D]."""
+    blocks, tokens, *within = key_cache.stride()
+    assert key_cache.stride() == value_cache.stride(), "keys and values must lie alike"
+    assert blocks == key_cache.shape[1] * tokens, "blocks must follow one another"
+    assert tuple(within) == (key_cache.shape[3], 1), "the heads of a token must be contiguous"
+    return tokens
 
 
 def largest_stored(dtype: torch.dtype, cache_dtype: torch.dtype) -> float:
