@@ -44,8 +44,8 @@ def quantization_config(
             "modules_to_not_convert": plan.plain_linears(),
         }
     if algorithm == "gptq":
-        # Loaders assume that every linear layer of a block is quantized unless `dynamic` names it.
-        plain = [re.escape(name) for name in plan.plain_linears()] if plan.description.experts is not None else []
+        # Loaders assume that every linear layer of a block is quantized unless `dynamic` names it, but not the head.
+        plain = [re.escape(name) for name in plan.plain_linears()] if len(plan.plain_linears()) > 1 else []
         excluded: dict[str, Any] = {"dynamic": {f"-:^{name}$": {} for name in plain}} if plain else {}
         return {
             **excluded,

@@ -29,11 +29,11 @@ from antiphon.services.engine.quantizer.algorithms import (
 )
 from antiphon.services.engine.quantizer.grid import int8
 from antiphon.services.engine.quantizer.job import DTYPES, LARGE_EMBEDDING, Job, default_strength
-from antiphon.services.engine.quantizer.layer import Layer, Statistics
+from antiphon.services.engine.quantizer.layer import Layer, Statistics, Stream
 from antiphon.services.engine.quantizer.layouts import quantization_config, stored
 from antiphon.services.engine.quantizer.outer import OuterParts
 from antiphon.services.engine.quantizer.output import Output, converted
-from antiphon.services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
+from antiphon.services.engine.quantizer.plan import Plan, Site, is_exact, make_plan
 from antiphon.services.engine.quantizer.scaling import LayerTensors
 from antiphon.services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
 from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
@@ -159,15 +159,15 @@ class _Run:
                 tensors = self._made(index, original, names, sites)
                 output.save(index + 1, tensors)
             new = Layer(plan, index, tensors, self._method)
-            if plain:
+            if plain.hidden:
                 report.errors.append(_relative(new(plain), plain_after, plain))
             plain, quantized = plain_after, new(quantized)
             # GPTQ compensates for the errors of earlier layers; the other algorithms use the original model's hidden
             # states.
             calibration = new(calibration) if job.algorithm == "gptq" else after
         if self._held_out and plan.description.has_head:
-            report.perplexity_before = was.perplexity(self._held_out, plain)
-            report.perplexity_after = becomes.perplexity(self._held_out, quantized)
+            report.perplexity_before = was.perplexity(plain)
+            report.perplexity_after = becomes.perplexity(quantized)
 
     def _outer(self, tensors: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Returns the tensors outside of layers in their stored form; `tensors`: by the layout's names."""
@@ -190,11 +190,11 @@ class _Run:
         return weight.dequantized().to(self._dtype) if isinstance(weight, QuantizedWeight) else weight
 
     def _calibrated(
-        self, layer: Layer, calibration: Batches, *, needed: bool
-    ) -> tuple[Batches, Mapping[Site, Statistics]]:
+        self, layer: Layer, calibration: Stream, *, needed: bool
+    ) -> tuple[Stream, Mapping[Site, Statistics]]:
         """Returns the calibration states after a layer, and the statistics of its sites if needed."""
-        if not calibration:
-            return [], {}
+        if not calibration.hidden:
+            return calibration, {}
         if not needed:
             return (calibration if self._job.algorithm == "gptq" else layer(calibration)), {}
         after, sites = layer.watched(calibration)
@@ -210,9 +210,10 @@ class _Run:
         names: dict[str, str] = {}
         for parameter in parameters:
             for source in parameter.sources:
-                name, tensor = checkpoint.stored(source)
-                names[source.name] = name
-                tensors[name] = tensor.to(torch.float32, copy=True)
+                if source.name not in names:
+                    name, tensor = checkpoint.stored(source)
+                    names[source.name] = name
+                    tensors[name] = tensor.to(torch.float32, copy=True)
         return tensors, names
 
     def _made(
@@ -234,9 +235,9 @@ class _Run:
         result: dict[str, Tensor] = {}
         for name, matrix in matrices:
             result |= stored(job.algorithm, name.removesuffix(".weight"), matrix)
-        plain = [p for p in self._plan.layer(index) if not is_quantized(p)]
-        for name in (names[source.name] for parameter in plain for source in parameter.sources):
-            result[name] = converted(name, tensors[name], job)
+        for parameter in self._plan.layer(index):
+            for name in (names[source.name] for source in parameter.sources if source.name not in self._plan.rounded):
+                result[name] = converted(name, tensors[name], job, exact=is_exact(parameter))
         return result
 
     def _chosen_strength(self, tell: Tell) -> float:
@@ -277,8 +278,13 @@ class _Run:
         }
 
 
-def _relative(after: Batches, before: Batches, inputs: Batches) -> float:
+def _relative(after: Stream, before: Stream, inputs: Stream) -> float:
     """Returns |after - before| / |before - inputs| over all batches."""
-    changed = sum(float((a - b).square().sum(dtype=torch.float64)) for a, b in zip(after, before, strict=True))
-    added = sum(float((b - x).square().sum(dtype=torch.float64)) for b, x in zip(before, inputs, strict=True))
+    changed, added = (_distance(*pair) for pair in ((after, before), (before, inputs)))
     return (changed / added) ** 0.5 if added else 0.0
+
+
+def _distance(one: Stream, other: Stream) -> float:
+    """Returns the sum of the squared differences of hidden states."""
+    pairs = zip(one.hidden, other.hidden, strict=True)
+    return sum(float((a - b).square().sum(dtype=torch.float64)) for a, b in pairs)
