@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from antiphon.cli import main
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
+from tests.draft_models import make_draft_model
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.model_variants import MORE_VARIANTS
 from tests.models import greedy_reference, make_model
 from tests.quantized.written import all_tensors, write_plain
+from tests.vision_models import make_vision_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 EXACT = ("weight_only_int8", "awq", "gptq", "gptq --desc-act")
@@ -47,7 +49,7 @@ def quantize(model: Path, output: Path, algorithm: str, *words: str, tp: int = 1
     return main(["quantize", *flags, *words])
 
 
-def tokens(directory: Path, backend: str, **overrides: str) -> list[list[int]]:
+def tokens(directory: Path, backend: str, **overrides: Any) -> list[list[int]]:
     prompts = [make_prompt(length) for length in (5, 40)]
     engine = Engine(
         directory,
@@ -249,8 +251,10 @@ MOST_CHANGED = {"weight_only_int8": 0.15, "smooth_quant": 0.15, "awq": 0.45, "gp
     [
         *product(MIXERS, ("awq",)),
         *product(
-            ("qwen3_5", "qwen3_next", "gemma4", "granite with state spaces", "falcon_h1 with norms", "mamba2", "mamba")
-            + ("nemotron_h with experts", "kimi_linear with wide heads", "deepseek_v3", "afmoe"),
+            (
+                *("qwen3_5", "qwen3_next", "gemma4", "granite with state spaces", "falcon_h1 with norms", "mamba2"),
+                *("mamba", "nemotron_h with experts", "kimi_linear with wide heads", "deepseek_v3", "afmoe"),
+            ),
             ("smooth_quant",),
         ),
         *product(
@@ -283,6 +287,24 @@ def test_models_with_states_latents_and_heads_of_different_kinds(name: str, algo
     else:
         # Rows of 8 bits change logits by about a hundredth, so the first token is compared.
         assert {row[0][0] for row in produced.values()} == {expected[0][0]}
+
+
+@pytest.mark.parametrize(("make", "family"), [(make_vision_model, "qwen3_5"), (make_draft_model, "qwen3_5_text")])
+def test_encoders_and_layers_that_draft_are_written_as_they_are(make: Any, family: str, tmp_path: Path) -> None:
+    model, quantized = make(tmp_path / "model", family, seed=5), tmp_path / "quantized"
+    assert quantize(model, quantized, "weight_only_int8") == 0
+    written = all_tensors(quantized)
+    others = {
+        name: tensor
+        for name, tensor in load_file(model / "model.safetensors").items()
+        if name.startswith(("model.visual.", "mtp."))
+    }
+    assert others
+    assert all(torch.equal(written[name], tensor.to(torch.bfloat16)) for name, tensor in others.items())
+    modules = {name.removesuffix(".weight") for name, t in others.items() if name.endswith(".weight") and t.dim() == 2}
+    assert modules <= plain_modules(quantized)
+    drafts = make is make_draft_model
+    assert tokens(quantized, "torch", use_mtp=drafts) == tokens(quantized, "native", use_mtp=drafts)
 
 
 def plain_modules(quantized: Path) -> set[str]:

@@ -5,6 +5,7 @@ to sites. Called by `run` and the algorithms.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Site:
     """Index of the expert; None: the site belongs to all experts, or the layer has none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The parameters of a model and their treatment."""
 
@@ -138,6 +139,16 @@ class Plan:
         head = self.parameters.get("head.weight")
         return sorted({*plain, "lm_head" if head is None else head.sources[0].name.removesuffix(".weight")})
 
+    def kept_parts(self) -> tuple[str, ...]:
+        """Returns the prefixes of tensors that are written as they are: encoders and layers that predict more tokens.
+
+        Tensors within layers that the model does not use are left out, since their modules may be quantized.
+        """
+        count = self.description.num_layers
+        paths = ([s.name.replace(".", "/") for p in self.layer(i) for s in p.sources] for i in range(count))
+        layers = tuple(os.path.commonpath(names).replace("/", ".") + "." for names in paths)
+        return tuple(part for part in self.description.other_parts if not part.startswith(layers))
+
     def embedding_share(self) -> float:
         """Returns the embedding's share of all weights, 0 … 1."""
         sizes = {name: sum(math.prod(s.shape) for s in p.sources) for name, p in self.parameters.items()}
@@ -189,7 +200,13 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
     if job.algorithm in IN_GROUPS:
         size = _group_size(quantized, job)
     rounded = frozenset(source.name for _, source in quantized)
-    return Plan(d, {parameter.name: parameter for parameter in layout}, size, job.algorithm, rounded)
+    return Plan(
+        description=d,
+        parameters={parameter.name: parameter for parameter in layout},
+        group_size=size,
+        algorithm=job.algorithm,
+        rounded=rounded,
+    )
 
 
 def shape_of(parameter: Parameter, source: Source) -> tuple[int, int]:

@@ -6,7 +6,7 @@
 A finished shard of an interrupted run is read instead of computed, so the result is the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,8 @@ from antiphon.shared.settings.quantization import Method, prepared_method
 
 Batches = list[Tensor]
 Tell = Callable[[str], None]
+_MATRIX = 2
+"""Dimensions of a matrix."""
 _METHODS: dict[str, Method] = {
     "weight_only_int8": "compressed-tensors",
     "smooth_quant": "compressed-tensors",
@@ -101,10 +103,7 @@ class _Run:
     def __init__(self, job: Job, plan: Plan, config: Mapping[str, Any], tell: Tell) -> None:
         self._job, self._plan, self._config = job, plan, config
         self._dtype = getattr(torch, DTYPES[job.dtype])
-        self._settings = quantization_config(
-            job.algorithm, plan, activation_order=job.activation_order, rounds_embedding=bool(job.rounds_embedding)
-        )
-        self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings})
+        self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings()})
         self._strength = self._chosen_strength(tell)
         self._calibration: Batches = []
         if job.algorithm != "weight_only_int8":
@@ -121,7 +120,8 @@ class _Run:
             checkpoint.check(plan.parameters.values(), ignored_names(plan.description))
             output = Output(job, files, plan.description.num_layers + 1)
             report = Report(bytes_before=sum(path.stat().st_size for path in files))
-            self._layers(checkpoint, output, report)
+            others = checkpoint.others(plan.kept_parts())
+            self._layers(checkpoint, output, report, others)
         if self._seldom_chosen:
             self._tell(
                 f"{self._seldom_chosen} experts of all layers read fewer than {ENOUGH_TOKENS} calibration tokens and "
@@ -129,16 +129,17 @@ class _Run:
             )
         record = self._record(report)
         report.bytes_after = output.finish(
-            job.model, self._new_config(), record, one_file=job.algorithm == "smooth_quant"
+            job.model, self._new_config(others), record, one_file=job.algorithm == "smooth_quant"
         )
         return report
 
-    def _layers(self, checkpoint: Checkpoint, output: Output, report: Report) -> None:
+    def _layers(self, checkpoint: Checkpoint, output: Output, report: Report, others: Mapping[str, Tensor]) -> None:
         job, plan = self._job, self._plan
         sources = [source for parameter in plan.outer() for source in parameter.sources]
         before = {source.name: checkpoint.stored(source) for source in sources}
         if output.load(0) is None:
-            output.save(0, self._outer(before))
+            kept = {name: converted(name, tensor, job) for name, tensor in others.items()}
+            output.save(0, self._outer(before) | kept)
         written = output.load(0)
         assert written is not None
         was = OuterParts(plan, {source: tensor for source, (_, tensor) in before.items()})
@@ -256,11 +257,24 @@ class _Run:
             tell(f"the result is not measured: {error}")
             return []
 
-    def _new_config(self) -> dict[str, Any]:
+    def _settings(self, others: Iterable[str] = ()) -> dict[str, Any]:
+        """Returns `quantization_config`. `others`: modules of the model's other parts."""
+        job = self._job
+        return quantization_config(
+            job.algorithm,
+            self._plan,
+            activation_order=job.activation_order,
+            rounds_embedding=bool(job.rounds_embedding),
+            others=others,
+        )
+
+    def _new_config(self, others: Mapping[str, Tensor]) -> dict[str, Any]:
         name = DTYPES[self._job.dtype]
         kept = {key: value for key, value in self._config.items() if key not in ("dtype", "torch_dtype")}
         key = "dtype" if "dtype" in self._config else "torch_dtype"
-        return {**kept, key: name, "quantization_config": self._settings}
+        matrices = (name for name, tensor in others.items() if name.endswith(".weight") and tensor.dim() == _MATRIX)
+        settings = self._settings(name.removesuffix(".weight") for name in matrices)
+        return {**kept, key: name, "quantization_config": settings}
 
     def _record(self, report: Report) -> dict[str, Any]:
         """Returns the contents of the file `RECORD`, which depend on the model and the options only."""

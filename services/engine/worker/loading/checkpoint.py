@@ -194,6 +194,10 @@ class Checkpoint:
         """Returns a plain tensor's name in the files, and the tensor, which may be mapped pages."""
         return self._theirs(source.name), self._tensor(source.name)
 
+    def others(self, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+        """Returns the tensors whose names begin with one of the prefixes, which may be mapped pages."""
+        return {name: self._files[name].get_tensor(name) for name in sorted(self._files) if name.startswith(prefixes)}
+
     def _find_prefix(self, wanted: Iterable[str]) -> None:
         """Finds `_prefix`: in checkpoints of a decoder without its head, every tensor name lacks the first part."""
         for prefix in {f"{name.partition('.')[0]}." for name in wanted}:
