@@ -31,6 +31,8 @@ VARIANTS: dict[str, set[str]] = {
     "qwen3_next": RECURRENT | ATTENDING | EXPERTS | SHARED,
     "gemma4": {"qkv", *MLP},
     "gemma4 with layers that share keys": {"qkv", *MLP},
+    "gemma4 with experts": {"qkv", *MLP, *EXPERTS},
+    "llama4": ATTENDING | MLP | EXPERTS | SHARED,
     "laguna": ATTENDING | MLP | EXPERTS | SHARED,
     "granite with state spaces": RECURRENT | ATTENDING | MLP,
     "bamba with wide heads": RECURRENT | ATTENDING | MLP,

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tests.draft_models import make_draft_model
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.model_variants import MORE_VARIANTS
 from tests.models import greedy_reference, make_model
-from tests.quantized.written import all_tensors, write_plain
+from tests.quantized.written import all_tensors, fused, write_plain
 from tests.vision_models import make_vision_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -225,6 +227,8 @@ MIXERS: dict[str, dict[str, Any]] = {
     "qwen3_next": ROUTED,
     "gemma4": {"intermediate_size": 192, "global_head_dim": 32},
     "gemma4 with layers that share keys": {"intermediate_size": 192},
+    "gemma4 with experts": {"intermediate_size": 192, "global_head_dim": 32, "moe_intermediate_size": 64},
+    "llama4": {"intermediate_size": 64, "intermediate_size_mlp": 192},
     "laguna": {**ROUTED, "intermediate_size": 192},
     "granite with state spaces": {"shared_intermediate_size": 96},
     "bamba": {"intermediate_size": 192},
@@ -242,6 +246,11 @@ MIXERS: dict[str, dict[str, Any]] = {
     "lfm3": {"intermediate_size": 192},
 }
 """Models with recurrent states, latents, gates or layers of different heads, with widths that divide into groups."""
+JOINED: dict[str, Callable[..., Any]] = {
+    "gemma4 with experts": partial(fused, in_rows=True),
+    "llama4": partial(fused, in_rows=False),
+}
+"""Models whose plain checkpoints have all experts of a layer in one tensor, and how they join them."""
 MOST_CHANGED = {"weight_only_int8": 0.15, "smooth_quant": 0.15, "awq": 0.45, "gptq": 0.45, "gptq --desc-act": 0.45}
 """What a layer's output may change by; factors that one matrix lacks change it by about as much as it is."""
 
@@ -253,7 +262,7 @@ MOST_CHANGED = {"weight_only_int8": 0.15, "smooth_quant": 0.15, "awq": 0.45, "gp
         *product(
             (
                 *("qwen3_5", "qwen3_next", "gemma4", "granite with state spaces", "falcon_h1 with norms", "mamba2"),
-                *("mamba", "nemotron_h with experts", "kimi_linear with wide heads", "deepseek_v3", "afmoe"),
+                *("mamba", "nemotron_h with experts", "kimi_linear with wide heads", "deepseek_v3", "afmoe", *JOINED),
             ),
             ("smooth_quant",),
         ),
@@ -261,7 +270,7 @@ MOST_CHANGED = {"weight_only_int8": 0.15, "smooth_quant": 0.15, "awq": 0.45, "gp
             ("qwen3_5", "gemma4 with layers that share keys", "bamba", "mamba", "nemotron_h with narrow experts"),
             ("gptq",),
         ),
-        *product(("qwen3_next", "kimi_linear with wide heads", "deepseek_v3"), ("gptq --desc-act",)),
+        *product(("qwen3_next", "kimi_linear with wide heads", "deepseek_v3", *JOINED), ("gptq --desc-act",)),
         *product(("qwen3_5 with experts", "falcon_h1 with norms", "youtu"), ("weight_only_int8",)),
     ],
 )
@@ -280,7 +289,7 @@ def test_models_with_states_latents_and_heads_of_different_kinds(name: str, algo
     } | ({"lm_head"} if "lm_head.weight" not in tensors else set())
     exact = (".A_log", ".dt_bias", ".D", "dt_proj.bias", "correction_bias", "expert_bias")
     assert all(tensors[name].dtype == torch.float32 for name in tensors if name.endswith(exact))
-    expected = reference(write_plain(quantized, tmp_path / "plain"))
+    expected = reference(write_plain(quantized, tmp_path / "plain", fuse=JOINED.get(name, dict)))
     produced = {backend: tokens(quantized, backend) for backend in ("torch", "native")}
     if algorithm in EXACT:
         assert produced == dict.fromkeys(produced, expected)

@@ -131,7 +131,7 @@ class Layer:
         checkpoint.check(parameters, frozenset())
         reader = ParameterReader.over(checkpoint, plan.description, parameters, torch.float32)
         self._plan, self._index, d = plan, index, plan.description
-        self._weights = load_layer(reader, d, index, torch.float32, _OPERATIONS)
+        self._weights = _watchable(load_layer(reader, d, index, torch.float32, _OPERATIONS))
         experts = replace(d.experts, layers=frozenset({0})) if d.experts and d.has_experts(index) else None
         recurrent = replace(d.recurrent, layers=frozenset({0})) if d.recurrent and d.is_recurrent(index) else None
         sources = enumerate(d.kv_sources)
@@ -189,6 +189,14 @@ class Layer:
                 linear.seers.clear()
 
 
+def _watchable(layer: LayerWeights) -> LayerWeights:
+    """Returns the layer with experts beside its MLP whose linear layers can be watched."""
+    beside = layer.experts_beside
+    if beside is None:
+        return layer
+    return replace(layer, experts_beside=replace(beside, experts=ExpertMlp(beside.experts.parts, _WatchedLinear)))
+
+
 def _linears(layer: LayerWeights, site: Site) -> list[_WatchedLinear]:
     """Returns linear layers that together read all inputs of a site."""
     name = site.matrices[0]
@@ -200,6 +208,8 @@ def _linears(layer: LayerWeights, site: Site) -> list[_WatchedLinear]:
         assert layer.latent is not None
         assert layer.latent.query_up is not None
         found = [layer.latent.query_up]
+    elif layer.experts_beside is not None and name.startswith("experts."):
+        found = _linears_of_experts(layer.experts_beside.experts, name, site.expert, own_input=True)
     elif isinstance(layer.mlp, ExpertMlp):
         found = _linears_of_experts(layer.mlp, name, site.expert)
     else:
@@ -208,10 +218,11 @@ def _linears(layer: LayerWeights, site: Site) -> list[_WatchedLinear]:
     return cast(list[_WatchedLinear], found)
 
 
-def _linears_of_experts(mlp: ExpertMlp, name: str, expert: int | None) -> list[Linear]:
+def _linears_of_experts(mlp: ExpertMlp, name: str, expert: int | None, *, own_input: bool = False) -> list[Linear]:
+    """`own_input`: whether experts read something else than their router."""
     if expert is not None:
         return [(mlp.gate_up if name == "experts.up" else mlp.down)[expert]]
-    if name == "experts.up" and mlp.parts.latent is not None:
+    if name == "experts.up" and (own_input or mlp.parts.latent is not None):
         return list(mlp.gate_up)
     if name == "experts.up":
         # The input of all experts together is that of the router, which reads every token.

@@ -14,6 +14,7 @@ from antiphon.services.engine.models.layout import Parameter, Source
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, GatedDelta, StateSpace
 from antiphon.services.engine.quantization.online import QUANTIZED_MATRICES
 from antiphon.services.engine.quantizer.job import Algorithm, Job
+from antiphon.services.engine.worker.loading.fused_experts import apart
 from antiphon.shared.flags import SettingsError
 
 GROUP_SIZES = (128, 64, 32)
@@ -95,16 +96,18 @@ class Plan:
         norm = "" if d.residual == "post_normed" else "mlp_norm"
         if not d.has_mlp(layer):
             return
-        if d.experts is None or not d.has_experts(layer):
+        if not d.has_experts(layer) or d.has_both(layer):
             if not d.shared_norm:
                 yield Site(("up",), norm)
             yield Site(("down",))
+        if d.experts is None or not d.has_experts(layer):
             return
-        narrow = bool(d.experts.latent_size)
-        ups = (*(() if narrow else ("experts.up",)), *self._found(layer, "shared.up"))
-        yield Site(ups, norm, self._found(layer, "router", "shared.gate", "experts.in"))
-        if narrow:
-            yield Site(("experts.up",))
+        narrow, beside = bool(d.experts.latent_size), d.has_both(layer)
+        ups = (*(() if narrow or beside else ("experts.up",)), *self._found(layer, "shared.up"))
+        if ups:
+            yield Site(ups, norm, self._found(layer, "router", "shared.gate", "experts.in"))
+        if narrow or beside:
+            yield Site(("experts.up",), "experts.norm" if beside else "")
         if d.experts.shared_intermediate_size:
             yield Site(("shared.down",))
         for expert in range(d.experts.num_experts):
@@ -188,10 +191,11 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
             f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "
             "each, so it does not use multi-query attention; leave the option out"
         )
+    layout = tuple(apart(parameter) or parameter for parameter in layout)
     if any(parameter.stacked for parameter in layout):
         raise SettingsError(
-            f"--model: checkpoints of {d.family} have all experts of a layer in one tensor, and no layout for "
-            "quantized weights does; use --quantization of the server, which rounds them while loading"
+            f"-i: checkpoints of {d.family} have all experts of a layer in one tensor, and there is no common layout of "
+            "quantized ones; use --quantization of the server, which rounds them while loading"
         )
     quantized = [(p, s) for p in layout if is_quantized(p) for s in p.sources]
     for parameter, source in quantized:
@@ -248,7 +252,7 @@ def _divided(d: DecoderDescription, name: str, width: int) -> Iterator[tuple[str
     elif name == "mix_in" and d.recurrent is not None:
         for part in d.recurrent.in_widths:
             yield f"parts of {part} outputs", part
-        yield f"heads in groups, {d.recurrent.num_divided} of them", d.recurrent.num_divided
+        yield f"{d.recurrent.num_divided} groups of heads", d.recurrent.num_divided
     elif name in _ROW_PARALLEL:
         yield f"{width} inputs", width
 
