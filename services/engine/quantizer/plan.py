@@ -194,8 +194,8 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
     layout = tuple(apart(parameter) or parameter for parameter in layout)
     if any(parameter.stacked for parameter in layout):
         raise SettingsError(
-            f"-i: checkpoints of {d.family} have all experts of a layer in one tensor, and there is no common layout of "
-            "quantized ones; use --quantization of the server, which rounds them while loading"
+            f"-i: checkpoints of {d.family} have all experts of a layer in one tensor, and there is no common layout "
+            "of quantized ones; use --quantization of the server, which rounds them while loading"
         )
     quantized = [(p, s) for p in layout if is_quantized(p) for s in p.sources]
     for parameter, source in quantized:
