@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from antiphon.cli import main
 from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.vision.encoder import VisionEncoder
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 from tests.draft_models import make_draft_model
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
@@ -312,6 +313,9 @@ def test_encoders_and_layers_that_draft_are_written_as_they_are(make: Any, famil
     assert all(torch.equal(written[name], tensor.to(torch.bfloat16)) for name, tensor in others.items())
     modules = {name.removesuffix(".weight") for name, t in others.items() if name.endswith(".weight") and t.dim() == 2}
     assert modules <= plain_modules(quantized)
+    if make is make_vision_model:
+        first, second = (VisionEncoder(directory, {}, torch.float32, "cpu") for directory in (model, quantized))
+        assert first.token_id == second.token_id, "both have all weights"
     drafts = make is make_draft_model
     assert tokens(quantized, "torch", use_mtp=drafts) == tokens(quantized, "native", use_mtp=drafts)
 
@@ -443,6 +447,13 @@ def test_every_matrix_must_divide_among_the_devices(
     recurrent = make_model(tmp_path / "recurrent", "lfm2", dtype="float32", hidden_size=84, num_attention_heads=6)
     assert quantize(recurrent, tmp_path / "eight", "weight_only_int8", tp=8) == 2
     assert "model.layers.0.conv.in_proj.weight has parts of 84 outputs" in capsys.readouterr().err
+    experts = make_model(tmp_path / "keys", "kimi_linear", dtype="float32", kv_lora_rank=32)
+    assert quantize(experts, tmp_path / "linear", "weight_only_int8", tp=2) == 2
+    assert "model.layers.0.self_attn.q_proj.weight has 1 groups of heads" in capsys.readouterr().err
+    latents = make_model(tmp_path / "latents", "youtu", dtype="float32", num_attention_heads=6, num_key_value_heads=6)
+    assert quantize(latents, tmp_path / "three", "weight_only_int8", tp=2) == 0
+    assert quantize(latents, tmp_path / "six", "weight_only_int8", tp=4) == 2
+    assert "model.layers.0.self_attn.q_a_proj.weight has 6 query heads" in capsys.readouterr().err
     odd = make_model(tmp_path / "odd", "qwen2", seed=3, dtype="float32", intermediate_size=176)
     assert quantize(odd, tmp_path / "groups", "awq") == 2
     assert "model.layers.0.mlp.down_proj.weight has 176 inputs" in capsys.readouterr().err
