@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from antiphon.cli import main
 from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.quantizer import algorithms
 from antiphon.services.vision.encoder import VisionEncoder
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 from tests.draft_models import make_draft_model
@@ -297,6 +298,23 @@ def test_models_with_states_latents_and_heads_of_different_kinds(name: str, algo
     else:
         # Rows of 8 bits change logits by about a hundredth, so the first token is compared.
         assert {row[0][0] for row in produced.values()} == {expected[0][0]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_5", "gemma4 with layers that share keys", "bamba", "mamba", "deepseek_v3", "kimi_linear with wide heads"],
+)
+def test_statistics_of_inputs_lower_the_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, fields = MORE_VARIANTS[name]
+    model = make_model(tmp_path / "model", family, seed=5, dtype="float32", **{**fields, **MIXERS[name]})
+    measured: list[float] = []
+    for directory in (tmp_path / "with", tmp_path / "without"):
+        assert quantize(model, directory, "gptq") == 0
+        record = json.loads((directory / "antiphon_quantization.json").read_text())
+        measured.append(sum(record["relative_output_errors"]))
+        # Inputs that are alike: nothing is compensated, as when values are rounded to the nearest ones.
+        monkeypatch.setattr(algorithms, "_products", lambda site, sites, width: torch.eye(width))
+    assert measured[0] < measured[1]
 
 
 @pytest.mark.parametrize(("make", "family"), [(make_vision_model, "qwen3_5"), (make_draft_model, "qwen3_5_text")])

@@ -65,19 +65,19 @@ class OuterParts:
         return self._decoder.embed(ids, torch.arange(length).repeat(len(ids) // length)).float()
 
     def _inputs(self, layer: int, ids: Tensor) -> Tensor:
-        """See `Stream.inputs`: only a layer's part of the table and of the projection is used."""
+        """See `Stream.inputs`: only the ids' rows of a layer's part of the table are converted, which is large."""
         d = self._description
         assert d.layer_inputs is not None
         size = d.layer_inputs.size
-        own = slice(layer * size, (layer + 1) * size)
+        own, table = slice(layer * size, (layer + 1) * size), self._found["layer_inputs.table"]
         weights = LayerInputWeights(
-            table=self._found["layer_inputs.table"][:, own].float(),
+            table=table[ids.where(ids < len(table), 0), own].float(),
             projection=DenseLinear(self._found["layer_inputs.in.weight"][own].float()),
             norm=make_norm(d.norm, self._found["layer_inputs.norm.weight"].float(), None, d.norm_eps),
             size=size,
             hidden_size=d.hidden_size,
         )
-        return weights(ids, self._embed(ids, len(ids))).expand(-1, self._num_layers, -1)
+        return weights(torch.arange(len(ids)), self._embed(ids, len(ids))).expand(-1, self._num_layers, -1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         parts = (part.float() for part in self._head.split(_ROWS))
