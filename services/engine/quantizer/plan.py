@@ -145,12 +145,14 @@ class Plan:
     def kept_parts(self) -> tuple[str, ...]:
         """Returns the prefixes of tensors that are written as they are: encoders and layers that predict more tokens.
 
-        Tensors within layers that the model does not use are left out, since their modules may be quantized.
+        Tensors within layers that the model does not use are left out, since their modules may be quantized, and so is
+        a copy of the embedding as head.
         """
         count = self.description.num_layers
         paths = ([s.name.replace(".", "/") for p in self.layer(i) for s in p.sources] for i in range(count))
         layers = tuple(os.path.commonpath(names).replace("/", ".") + "." for names in paths)
-        return tuple(part for part in self.description.other_parts if not part.startswith(layers))
+        parts = self.description.other_parts
+        return tuple(part for part in parts if not part.startswith(layers) and not part.endswith(".weight"))
 
     def embedding_share(self) -> float:
         """Returns the embedding's share of all weights, 0 … 1."""
