@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,29 @@ def all_tensors(directory: Path) -> dict[str, Tensor]:
     }
 
 
-def write_plain(quantized: Path, target: Path, transposed: tuple[str, ...] = ()) -> Path:
-    """Writes the float32 model that a quantized checkpoint stands for."""
+def fused(tensors: dict[str, Tensor], *, in_rows: bool) -> dict[str, Tensor]:
+    """The tensors with all experts of a layer in one: [experts, out, in] if `in_rows`, else [experts, in, out]."""
+    single: dict[str, Tensor] = {}
+    of: dict[str, dict[int, dict[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        layer, found, rest = name.partition(".experts.")
+        if not found:
+            single[name] = tensor
+            continue
+        number, kind, _ = rest.split(".")
+        of.setdefault(f"{layer}.experts", {}).setdefault(int(number), {})[kind] = tensor
+    for experts, each in of.items():
+        ups = [torch.cat([each[n]["gate_proj"], each[n]["up_proj"]]) for n in sorted(each)]
+        for name, parts in (("gate_up_proj", ups), ("down_proj", [each[n]["down_proj"] for n in sorted(each)])):
+            joined = torch.stack(parts)
+            single[f"{experts}.{name}"] = (joined if in_rows else joined.transpose(1, 2)).contiguous()
+    return single
+
+
+def write_plain(
+    quantized: Path, target: Path, transposed: tuple[str, ...] = (), fuse: Callable[..., dict[str, Tensor]] = dict
+) -> Path:
+    """Writes the float32 model that a quantized checkpoint stands for. `fuse`: last change of the tensors."""
     config: dict[str, Any] = json.loads((quantized / "config.json").read_text())
     method = config.pop("quantization_config")["quant_method"]
     tensors = all_tensors(quantized)
@@ -69,7 +91,7 @@ def write_plain(quantized: Path, target: Path, transposed: tuple[str, ...] = ())
             parts = {name: tensor for name, tensor in parts.items() if name == "bias"}
         plain |= {f"{module}.{name}": tensor.float() for name, tensor in parts.items()}
     shutil.copytree(quantized, target, ignore=shutil.ignore_patterns("*.safetensors", "*.index.json"))
-    save_file(plain, target / "model.safetensors", {"format": "pt"})
+    save_file(fuse(plain), target / "model.safetensors", {"format": "pt"})
     key = "dtype" if "dtype" in config else "torch_dtype"
     (target / "config.json").write_text(json.dumps(config | {key: "float32"}))
     return target

@@ -24,7 +24,7 @@ from antiphon.services.engine.quantizer.scaling import LayerTensors, rescaled, s
 ENOUGH_TOKENS = 256
 """Minimum number of an expert's calibration tokens for GPTQ to use the expert's own statistics."""
 _FACTOR_STEPS = 20
-_UNCLIPPED = ("qkv",)
+_UNCLIPPED = ("qkv", "q_up")
 """Ranges of queries and keys are not clipped, because clipping would change the order of attention scores."""
 _LEAST_FACTOR = 1e-4
 Sites = Mapping[Site, Statistics]
@@ -96,7 +96,9 @@ def _products(site: Site, sites: Sites, width: int) -> Tensor:
     if site.expert is None or _is_enough(own):
         assert own is not None
         return own.products
-    everybody = next((s for other, s in sites.items() if other.norm and site.matrices[0] in other.matrices), None)
+    everybody = next(
+        (s for other, s in sites.items() if other.expert is None and site.matrices[0] in other.matrices), None
+    )
     return torch.eye(width) if everybody is None else everybody.products
 
 
@@ -109,8 +111,8 @@ def _quantized(layer: LayerTensors) -> Iterator[tuple[str, Tensor, Site]]:
     for parameter in layer.parameters.values():
         if is_quantized(parameter):
             for site, sources in sites_of(layer.plan, layer.index, parameter):
-                for source in sources:
-                    name = layer.name(source.name)
+                for name in dict.fromkeys(layer.name(source.name) for source in sources):
+                    # Several parts of a matrix may be rows of one tensor.
                     tensor = layer.tensors[name]
                     yield name, tensor.t().contiguous() if parameter.transposed else tensor, site
 
@@ -127,9 +129,7 @@ def _best_factors(layer: LayerTensors, site: Site, statistics: Statistics, dtype
     best, least = torch.ones_like(sizes), float("inf")
     for step in range(_FACTOR_STEPS):
         factors = (sizes ** (step / _FACTOR_STEPS)).clamp(min=_LEAST_FACTOR)
-        factors = factors / (factors.max() * factors.min()).sqrt()
-        if site.matrices == ("o",):
-            factors = layer.for_values(factors)[1]
+        factors = layer.shared(site, factors / (factors.max() * factors.min()).sqrt())
         error = sum(_error(w, factors, statistics.products, layer.plan.group_size, dtype) for w in weights)
         if error < least:
             best, least = factors, error

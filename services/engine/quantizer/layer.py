@@ -1,11 +1,12 @@
 """One layer's forward pass over whole sequences, in float32, with statistics of its matrices' inputs.
 
-The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. Called by
-`run`.
+The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. What a layer
+reads besides the hidden states goes along with them in a `Stream`. Called by `run`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from antiphon.services.engine.models.layers.mlp import (
     ExpertMlp,
     ExpertParts,
     GatedMlp,
+    Mlp,
     PlainMlp,
     RoutedMlp,
 )
@@ -39,20 +41,51 @@ from antiphon.services.engine.worker.loading.weights import load_layer
 _BLOCK_SIZE = 16
 _TOKENS_A_STEP = 2048
 See = Callable[[Tensor], None]
+Caches = tuple[Tensor, Tensor]
+"""Keys and values of a layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Batches of sequences on their way through the layers."""
+
+    ids: Sequence[Tensor]
+    """[sequences, length] each."""
+    hidden: Sequence[Tensor]
+    """[sequences, length, hidden] float32 each."""
+    inputs: Callable[[int, Tensor], Tensor] | None = None
+    """Index of a layer and ids [n] → the inputs [n, layers, size] of layers, of which only this layer's count; None:
+    the model's layers have none."""
+    lent: Mapping[int, Sequence[Caches]] = field(default_factory=dict)
+    """For each earlier layer whose keys and values later ones read: those of each step, in order."""
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the ids and hidden states of sequences that are computed at once, of all batches in order."""
+        for ids, hidden in zip(self.ids, self.hidden, strict=True):
+            rows = max(1, _TOKENS_A_STEP // ids.shape[1])
+            yield from zip(ids.split(rows), hidden.split(rows), strict=True)
+
+    def after(self, results: Sequence[Tensor], layer: int, lent: Sequence[Caches]) -> "Stream":
+        """Returns the stream behind a layer, from the hidden states of each step."""
+        left, hidden = iter(results), []
+        for ids in self.ids:
+            parts = -(-len(ids) // max(1, _TOKENS_A_STEP // ids.shape[1]))
+            hidden.append(torch.cat([next(left) for _ in range(parts)]))
+        return replace(self, hidden=hidden, lent={**self.lent, layer: lent} if lent else self.lent)
 
 
 class _WatchedLinear(Linear):
-    """A linear layer that passes its input to the callback `see`, if set."""
+    """A linear layer that passes its input to the callbacks `seers`."""
 
     def __init__(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None) -> None:
-        self.see: See | None = None
+        self.seers: list[See] = []
         self._quantized = weight if isinstance(weight, QuantizedWeight) and weight.kind == "int8_dynamic" else None
         self._inner = DenseLinear(weight.dequantized() if isinstance(weight, QuantizedWeight) else weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        if self.see is not None:
-            self.see(x)
+        for see in self.seers:
+            see(x)
         return self._inner(x if self._quantized is None else self._quantized.round_rows(x))
 
 
@@ -106,32 +139,45 @@ class Layer:
         checkpoint.check(parameters, frozenset())
         reader = ParameterReader.over(checkpoint, plan.description, parameters, torch.float32)
         self._plan, self._index, d = plan, index, plan.description
-        self._weights = load_layer(reader, d, index, torch.float32, _OPERATIONS)
-        has_experts = d.experts is not None and d.has_experts(index)
-        experts = replace(d.experts, layers=frozenset({0})) if d.experts is not None and has_experts else None
-        window = d.sliding_windows[index]
+        self._weights = _watchable(load_layer(reader, d, index, torch.float32, _OPERATIONS))
+        experts = replace(d.experts, layers=frozenset({0})) if d.experts and d.has_experts(index) else None
         recurrent = replace(d.recurrent, layers=frozenset({0})) if d.recurrent and d.is_recurrent(index) else None
+        sources = enumerate(d.kv_sources)
+        self._borrows = d.kv_sources[index] if d.borrows_kv(index) else None
+        self._lends = any(source == index for layer, source in sources if layer != index)
         self._description = replace(
-            d,
+            d.of_layer(index),
             num_layers=1,
-            sliding_windows=(window,),
+            sliding_windows=(d.sliding_windows[index],),
             unrotated_layers=frozenset({0} if index in d.unrotated_layers else ()),
             experts=experts,
             recurrent=recurrent,
+            kv_sources=(),
+            kv_slabs=(),
         )
         unused = torch.zeros(1, d.hidden_size)
         norm = RmsNorm(unused[0], d.norm_eps)
         weights = DecoderWeights(embedding=unused, layers=(self._weights,), final_norm=norm, head=DenseLinear(unused))
         self._decoder = Decoder(self._description, weights, _OPERATIONS)
 
-    def __call__(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """Batches of hidden states [sequences, length, hidden] before the layer → the same after it."""
-        return [self._run(batch) for batch in batches]
+    def __call__(self, stream: Stream) -> Stream:
+        """Returns the stream behind the layer."""
+        lent, results = list[Caches](), list[Tensor]()
+        borrowed = iter(() if self._borrows is None else stream.lent[self._borrows])
+        for ids, hidden in stream.steps():
+            step = _step_inputs(self._description, *ids.shape, caches=next(borrowed, None))
+            if stream.inputs is not None:
+                step = replace(step, layer_inputs=stream.inputs(self._index, ids.flatten()))
+            positions = torch.arange(ids.shape[1]).repeat(len(ids))
+            results.append(self._decoder.layers(hidden.flatten(0, 1), positions, step).view_as(hidden))
+            if self._lends:
+                lent.append((step.key_caches[0], step.value_caches[0]))
+        return stream.after(results, self._index, lent)
 
-    def watched(self, batches: Sequence[Tensor]) -> tuple[list[Tensor], dict[Site, Statistics]]:
+    def watched(self, stream: Stream) -> tuple[Stream, dict[Site, Statistics]]:
         """Runs the layer, and also returns the statistics of its sites."""
         found: dict[Site, Statistics] = {}
-        linears = {site: _linear(self._weights, site) for site in self._plan.watched(self._index)}
+        linears = {site: _linears(self._weights, site) for site in self._plan.watched(self._index)}
 
         def seeing(site: Site) -> See:
             def see(x: Tensor) -> None:
@@ -141,63 +187,71 @@ class Layer:
 
             return see
 
-        for site, linear in linears.items():
-            linear.see = seeing(site)
+        for site, watched in linears.items():
+            for linear in watched:
+                linear.seers.append(seeing(site))
         try:
-            return self(batches), found
+            return self(stream), found
         finally:
-            for linear in linears.values():
-                linear.see = None
-
-    def _run(self, hidden: Tensor) -> Tensor:
-        rows = max(1, _TOKENS_A_STEP // hidden.shape[1])
-        return torch.cat([self._step(part) for part in hidden.split(rows)])
-
-    def _step(self, hidden: Tensor) -> Tensor:
-        count, length, _ = hidden.shape
-        step = _step_inputs(self._description, count, length)
-        positions = torch.arange(length).repeat(count)
-        return self._decoder.layers(hidden.flatten(0, 1), positions, step).view_as(hidden)
+            for linear in (linear for watched in linears.values() for linear in watched):
+                linear.seers.clear()
 
 
-def _linear(layer: LayerWeights, site: Site) -> _WatchedLinear:
-    """Returns a linear layer whose input is that of a site."""
+def _watchable(layer: LayerWeights) -> LayerWeights:
+    """Returns the layer with experts beside its MLP whose linear layers can be watched."""
+    beside = layer.experts_beside
+    if beside is None:
+        return layer
+    return replace(layer, experts_beside=replace(beside, experts=ExpertMlp(beside.experts.parts, _WatchedLinear)))
+
+
+def _linears(layer: LayerWeights, site: Site) -> list[_WatchedLinear]:
+    """Returns linear layers that together read all inputs of a site."""
     name = site.matrices[0]
-    if name in ("qkv", "mix_in"):
-        linear = layer.qkv
-    elif name in ("o", "mix_out"):
-        linear = layer.o
+    mixers = (layer.qkv, layer.o) if layer.beside is None else layer.beside
+    mixing: dict[str, Linear] = {"qkv": layer.qkv, "o": layer.o, "mix_in": mixers[0], "mix_out": mixers[1]}
+    if name in mixing:
+        found = [mixing[name]]
+    elif name == "q_up":
+        assert layer.latent is not None
+        assert layer.latent.query_up is not None
+        found = [layer.latent.query_up]
+    elif layer.experts_beside is not None and name.startswith("experts."):
+        found = _linears_of_experts(layer.experts_beside.experts, name, site.expert, own_input=True)
     elif isinstance(layer.mlp, ExpertMlp):
-        linear = _linear_of_experts(layer.mlp, name, site.expert)
+        found = _linears_of_experts(layer.mlp, name, site.expert)
     else:
-        assert isinstance(layer.mlp, GatedMlp | PlainMlp)
-        linear = _up_or_down(layer.mlp, name)
-    assert isinstance(linear, _WatchedLinear)
-    return linear
+        found = [_up_or_down(layer.mlp, name)]
+    assert all(isinstance(linear, _WatchedLinear) for linear in found)
+    return cast(list[_WatchedLinear], found)
 
 
-def _linear_of_experts(mlp: ExpertMlp, name: str, expert: int | None) -> Linear:
+def _linears_of_experts(mlp: ExpertMlp, name: str, expert: int | None, *, own_input: bool = False) -> list[Linear]:
+    """`own_input`: whether experts read something else than their router."""
     if expert is not None:
-        return (mlp.gate_up if name == "experts.up" else mlp.down)[expert]
+        return [(mlp.gate_up if name == "experts.up" else mlp.down)[expert]]
+    if name == "experts.up" and (own_input or mlp.parts.latent is not None):
+        return list(mlp.gate_up)
     if name == "experts.up":
         # The input of all experts together is that of the router, which reads every token.
         router = mlp.parts.router
-        return router.product if isinstance(router, ExactRouter) else router
+        return [router.product if isinstance(router, ExactRouter) else router]
     assert mlp.parts.shared is not None
-    assert isinstance(mlp.parts.shared.mlp, GatedMlp)
-    return _up_or_down(mlp.parts.shared.mlp, name.removeprefix("shared."))
+    return [_up_or_down(mlp.parts.shared.mlp, name.removeprefix("shared."))]
 
 
-def _up_or_down(mlp: GatedMlp | PlainMlp, name: str) -> Linear:
+def _up_or_down(mlp: Mlp, name: str) -> Linear:
+    assert isinstance(mlp, GatedMlp | PlainMlp)
     if name == "down":
         return mlp.down
     return mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up
 
 
-def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
-    """Returns the inputs of a step with `count` prompts of `length` tokens and an empty cache for one layer.
+def _step_inputs(d: DecoderDescription, count: int, length: int, caches: Caches | None) -> StepInputs:
+    """Returns the inputs of a step with `count` prompts of `length` tokens for one layer.
 
-    A layer with a recurrent state has a slot for each prompt in place of the cache.
+    A layer with a recurrent state has a slot for each prompt. `caches`: the keys and values of the same step that
+    another layer has computed; None: the cache is empty.
     """
     blocks = -(-length // _BLOCK_SIZE)
     tables = np.arange(count * blocks, dtype=np.int64).reshape(count, blocks)
@@ -215,8 +269,8 @@ def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
     starts = np.arange(count + 1, dtype=np.int64) * length
     lengths = np.full(count, length, dtype=np.int64)
     window = d.sliding_windows[0]
-    cache = (count * blocks, _BLOCK_SIZE, d.num_kv_heads, d.head_dim)
-    caches = tuple((torch.empty(cache), torch.empty(cache)) for _ in d.attention_layers)
+    shape_of_cache = (count * blocks, _BLOCK_SIZE, d.num_kv_heads, d.head_dim)
+    keys, values = caches or (torch.empty(shape_of_cache), torch.empty(shape_of_cache))
     every = np.arange(count + 1, dtype=np.int64)
     moves = StateMoves(
         query_start_loc=starts, sources=np.full(count, -1), starts=every, ends=starts[1:], slots=every[:-1]
@@ -224,8 +278,8 @@ def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
     return StepInputs(
         slot_mapping=torch.from_numpy(slots.reshape(-1)),
         attention={window: plan_attention(starts, lengths, tables, window, shape)},
-        key_caches=tuple(keys for keys, _ in caches),
-        value_caches=tuple(values for _, values in caches),
+        key_caches=(keys,),
+        value_caches=(values,),
         states=moves,
         state_caches=allocate_states(d, count, device),
     )

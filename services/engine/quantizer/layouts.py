@@ -5,6 +5,7 @@ and reads them. Called by the module `run` of this package.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,12 +29,19 @@ def stored(algorithm: Algorithm, module: str, matrix: Rounded) -> dict[str, Tens
 
 
 def quantization_config(
-    algorithm: Algorithm, plan: Plan, *, activation_order: bool = False, rounds_embedding: bool = False
+    algorithm: Algorithm,
+    plan: Plan,
+    *,
+    activation_order: bool = False,
+    rounds_embedding: bool = False,
+    others: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Returns the object by which loaders recognise the layout.
 
-    `activation_order`: the option of gptq. `rounds_embedding`: see `Job`.
+    `activation_order`: the option of gptq. `rounds_embedding`: see `Job`. `others`: modules of other parts of the
+    model, which are not quantized.
     """
+    plain = sorted({*plan.plain_linears(), *others})
     if algorithm == "awq":
         return {
             "quant_method": "awq",
@@ -41,12 +49,13 @@ def quantization_config(
             "group_size": plan.group_size,
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": plan.plain_linears(),
+            "modules_to_not_convert": plain,
         }
     if algorithm == "gptq":
-        # Loaders assume that every linear layer of a block is quantized unless `dynamic` names it.
-        plain = [re.escape(name) for name in plan.plain_linears()] if plan.description.experts is not None else []
-        excluded: dict[str, Any] = {"dynamic": {f"-:^{name}$": {} for name in plain}} if plain else {}
+        # Loaders assume that every linear layer of a block is quantized unless `dynamic` names it, but not the head.
+        excluded: dict[str, Any] = {}
+        if len(plain) > 1:
+            excluded = {"dynamic": {f"-:^{re.escape(name)}$": {} for name in plain}}
         return {
             **excluded,
             "quant_method": "gptq",
@@ -60,7 +69,7 @@ def quantization_config(
             "lm_head": False,
             "checkpoint_format": "gptq",
         }
-    targets, plain = ["Linear"], plan.plain_linears()
+    targets = ["Linear"]
     if rounds_embedding:
         targets.append("Embedding")
         plain = sorted({*plain, *plan.other_embeddings()})

@@ -24,7 +24,6 @@ PARTIAL = ".antiphon_quantization.partial.json"
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack", ".onnx")
 _NOT_COPIED = ("README.md", RECORD)
-_CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 _HEADER_LENGTH = 8
 _ALIGNMENT = 8
 
@@ -90,14 +89,14 @@ class Output:
         return self.directory / f"model-{shard + 1:05}-of-{self._shards:05}.safetensors"
 
 
-def converted(name: str, tensor: Tensor, job: Job) -> Tensor:
-    """Returns a plain tensor in the type of `-t`. Raises SettingsError naming it if float16 cannot hold its numbers.
+def converted(name: str, tensor: Tensor, job: Job, *, exact: bool = False) -> Tensor:
+    """Returns a plain tensor in the type of `-t`, or float32 if it is to be `exact`.
 
-    Corrections of routers stay in float32: they decide between scores that are close to each other.
+    Raises SettingsError naming it if float16 cannot hold its numbers.
     """
     if not tensor.is_floating_point():
         return tensor
-    if name.endswith(_CORRECTIONS):
+    if exact:
         return tensor.to(torch.float32).contiguous()
     result = tensor.to(getattr(torch, DTYPES[job.dtype])).contiguous()
     if job.dtype == "fp16" and not bool(result.isfinite().all()):

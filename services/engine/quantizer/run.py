@@ -6,7 +6,7 @@
 A finished shard of an interrupted run is read instead of computed, so the result is the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,11 +29,11 @@ from antiphon.services.engine.quantizer.algorithms import (
 )
 from antiphon.services.engine.quantizer.grid import int8
 from antiphon.services.engine.quantizer.job import DTYPES, LARGE_EMBEDDING, Job, default_strength
-from antiphon.services.engine.quantizer.layer import Layer, Statistics
+from antiphon.services.engine.quantizer.layer import Layer, Statistics, Stream
 from antiphon.services.engine.quantizer.layouts import quantization_config, stored
 from antiphon.services.engine.quantizer.outer import OuterParts
 from antiphon.services.engine.quantizer.output import Output, converted
-from antiphon.services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
+from antiphon.services.engine.quantizer.plan import Plan, Site, is_exact, make_plan
 from antiphon.services.engine.quantizer.scaling import LayerTensors
 from antiphon.services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
 from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
@@ -44,6 +44,8 @@ from antiphon.shared.settings.quantization import Method, prepared_method
 
 Batches = list[Tensor]
 Tell = Callable[[str], None]
+_MATRIX = 2
+"""Dimensions of a matrix."""
 _METHODS: dict[str, Method] = {
     "weight_only_int8": "compressed-tensors",
     "smooth_quant": "compressed-tensors",
@@ -101,10 +103,7 @@ class _Run:
     def __init__(self, job: Job, plan: Plan, config: Mapping[str, Any], tell: Tell) -> None:
         self._job, self._plan, self._config = job, plan, config
         self._dtype = getattr(torch, DTYPES[job.dtype])
-        self._settings = quantization_config(
-            job.algorithm, plan, activation_order=job.activation_order, rounds_embedding=bool(job.rounds_embedding)
-        )
-        self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings})
+        self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings()})
         self._strength = self._chosen_strength(tell)
         self._calibration: Batches = []
         if job.algorithm != "weight_only_int8":
@@ -121,7 +120,8 @@ class _Run:
             checkpoint.check(plan.parameters.values(), ignored_names(plan.description))
             output = Output(job, files, plan.description.num_layers + 1)
             report = Report(bytes_before=sum(path.stat().st_size for path in files))
-            self._layers(checkpoint, output, report)
+            others = checkpoint.others(plan.kept_parts())
+            self._layers(checkpoint, output, report, others)
         if self._seldom_chosen:
             self._tell(
                 f"{self._seldom_chosen} experts of all layers read fewer than {ENOUGH_TOKENS} calibration tokens and "
@@ -129,16 +129,17 @@ class _Run:
             )
         record = self._record(report)
         report.bytes_after = output.finish(
-            job.model, self._new_config(), record, one_file=job.algorithm == "smooth_quant"
+            job.model, self._new_config(others), record, one_file=job.algorithm == "smooth_quant"
         )
         return report
 
-    def _layers(self, checkpoint: Checkpoint, output: Output, report: Report) -> None:
+    def _layers(self, checkpoint: Checkpoint, output: Output, report: Report, others: Mapping[str, Tensor]) -> None:
         job, plan = self._job, self._plan
         sources = [source for parameter in plan.outer() for source in parameter.sources]
         before = {source.name: checkpoint.stored(source) for source in sources}
         if output.load(0) is None:
-            output.save(0, self._outer(before))
+            kept = {name: converted(name, tensor, job) for name, tensor in others.items()}
+            output.save(0, self._outer(before) | kept)
         written = output.load(0)
         assert written is not None
         was = OuterParts(plan, {source: tensor for source, (_, tensor) in before.items()})
@@ -159,15 +160,15 @@ class _Run:
                 tensors = self._made(index, original, names, sites)
                 output.save(index + 1, tensors)
             new = Layer(plan, index, tensors, self._method)
-            if plain:
+            if plain.hidden:
                 report.errors.append(_relative(new(plain), plain_after, plain))
             plain, quantized = plain_after, new(quantized)
             # GPTQ compensates for the errors of earlier layers; the other algorithms use the original model's hidden
             # states.
             calibration = new(calibration) if job.algorithm == "gptq" else after
         if self._held_out and plan.description.has_head:
-            report.perplexity_before = was.perplexity(self._held_out, plain)
-            report.perplexity_after = becomes.perplexity(self._held_out, quantized)
+            report.perplexity_before = was.perplexity(plain)
+            report.perplexity_after = becomes.perplexity(quantized)
 
     def _outer(self, tensors: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Returns the tensors outside of layers in their stored form; `tensors`: by the layout's names."""
@@ -190,11 +191,11 @@ class _Run:
         return weight.dequantized().to(self._dtype) if isinstance(weight, QuantizedWeight) else weight
 
     def _calibrated(
-        self, layer: Layer, calibration: Batches, *, needed: bool
-    ) -> tuple[Batches, Mapping[Site, Statistics]]:
+        self, layer: Layer, calibration: Stream, *, needed: bool
+    ) -> tuple[Stream, Mapping[Site, Statistics]]:
         """Returns the calibration states after a layer, and the statistics of its sites if needed."""
-        if not calibration:
-            return [], {}
+        if not calibration.hidden:
+            return calibration, {}
         if not needed:
             return (calibration if self._job.algorithm == "gptq" else layer(calibration)), {}
         after, sites = layer.watched(calibration)
@@ -210,9 +211,10 @@ class _Run:
         names: dict[str, str] = {}
         for parameter in parameters:
             for source in parameter.sources:
-                name, tensor = checkpoint.stored(source)
-                names[source.name] = name
-                tensors[name] = tensor.to(torch.float32, copy=True)
+                if source.name not in names:
+                    name, tensor = checkpoint.stored(source)
+                    names[source.name] = name
+                    tensors[name] = tensor.to(torch.float32, copy=True)
         return tensors, names
 
     def _made(
@@ -234,9 +236,9 @@ class _Run:
         result: dict[str, Tensor] = {}
         for name, matrix in matrices:
             result |= stored(job.algorithm, name.removesuffix(".weight"), matrix)
-        plain = [p for p in self._plan.layer(index) if not is_quantized(p)]
-        for name in (names[source.name] for parameter in plain for source in parameter.sources):
-            result[name] = converted(name, tensors[name], job)
+        for parameter in self._plan.layer(index):
+            for name in (names[source.name] for source in parameter.sources if source.name not in self._plan.rounded):
+                result[name] = converted(name, tensors[name], job, exact=is_exact(parameter))
         return result
 
     def _chosen_strength(self, tell: Tell) -> float:
@@ -255,11 +257,24 @@ class _Run:
             tell(f"the result is not measured: {error}")
             return []
 
-    def _new_config(self) -> dict[str, Any]:
+    def _settings(self, others: Iterable[str] = ()) -> dict[str, Any]:
+        """Returns `quantization_config`. `others`: modules of the model's other parts."""
+        job = self._job
+        return quantization_config(
+            job.algorithm,
+            self._plan,
+            activation_order=job.activation_order,
+            rounds_embedding=bool(job.rounds_embedding),
+            others=others,
+        )
+
+    def _new_config(self, others: Mapping[str, Tensor]) -> dict[str, Any]:
         name = DTYPES[self._job.dtype]
         kept = {key: value for key, value in self._config.items() if key not in ("dtype", "torch_dtype")}
         key = "dtype" if "dtype" in self._config else "torch_dtype"
-        return {**kept, key: name, "quantization_config": self._settings}
+        matrices = (name for name, tensor in others.items() if name.endswith(".weight") and tensor.dim() == _MATRIX)
+        settings = self._settings(name.removesuffix(".weight") for name in matrices)
+        return {**kept, key: name, "quantization_config": settings}
 
     def _record(self, report: Report) -> dict[str, Any]:
         """Returns the contents of the file `RECORD`, which depend on the model and the options only."""
@@ -277,8 +292,13 @@ class _Run:
         }
 
 
-def _relative(after: Batches, before: Batches, inputs: Batches) -> float:
+def _relative(after: Stream, before: Stream, inputs: Stream) -> float:
     """Returns |after - before| / |before - inputs| over all batches."""
-    changed = sum(float((a - b).square().sum(dtype=torch.float64)) for a, b in zip(after, before, strict=True))
-    added = sum(float((b - x).square().sum(dtype=torch.float64)) for b, x in zip(before, inputs, strict=True))
+    changed, added = (_distance(*pair) for pair in ((after, before), (before, inputs)))
     return (changed / added) ** 0.5 if added else 0.0
+
+
+def _distance(one: Stream, other: Stream) -> float:
+    """Returns the sum of the squared differences of hidden states."""
+    pairs = zip(one.hidden, other.hidden, strict=True)
+    return sum(float((a - b).square().sum(dtype=torch.float64)) for a, b in pairs)

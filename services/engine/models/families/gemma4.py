@@ -24,7 +24,7 @@ from antiphon.services.engine.models.description import DecoderDescription, Expe
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
-LIMITS = "no LoRA, no `antiphon quantize`; E2B and E4B: no stages of layers"
+LIMITS = "no LoRA; E2B and E4B: no stages of layers"
 ABOUT = About(models="Gemma 4 (text checkpoints)", tools=("gemma4",), reasoning=("gemma4",), limits=LIMITS)
 
 _PATTERN, _WIDE_HEAD, _INPUTS = 6, 512, 256

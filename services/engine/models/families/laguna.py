@@ -26,7 +26,7 @@ ARCHITECTURES = ("LagunaForCausalLM",)
 ABOUT = About(
     tools=("glm45",),
     reasoning=("qwen3",),
-    limits="where layers have different numbers of heads: no LoRA, no `antiphon quantize`",
+    limits="where layers have different numbers of heads: no LoRA",
 )
 layout = named_layout(
     Names(

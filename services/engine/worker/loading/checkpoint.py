@@ -19,7 +19,7 @@ from torch import Tensor
 from antiphon.services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
 from antiphon.services.engine.quantization.method import PreparedMethod
 from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
-from antiphon.services.engine.worker.loading.fused_experts import FusedExperts
+from antiphon.services.engine.worker.loading.fused_experts import FusedExperts, stored_apart
 from antiphon.services.engine.worker.loading.weight_files import listed, open_safetensors, unusable, weight_files
 from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
 
@@ -88,6 +88,8 @@ class Checkpoint:
         """Tensor name → the open file with that tensor."""
         self._fused: dict[str, _File] = {}
         """Tensor name → the open file, for tensors of which parts are among the keys of `_files`."""
+        self._apart: dict[str, Parameter] = {}
+        """Name of a parameter → the tensors of each expert that the files have in place of one tensor."""
         self._prefix = ""
         """Prefix of the layout's tensor names that is missing in the files; usually empty."""
         paths = [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir)
@@ -98,7 +100,8 @@ class Checkpoint:
     def in_memory(cls, tensors: Mapping[str, Tensor], method: PreparedMethod | None = None) -> "Checkpoint":
         """Returns a checkpoint of tensors, which are not copied. It may be a part of a model, such as a layer."""
         checkpoint = cls.__new__(cls)
-        checkpoint._stack, checkpoint._method, checkpoint._prefix, checkpoint._fused = ExitStack(), method, "", {}
+        checkpoint._stack, checkpoint._method, checkpoint._prefix = ExitStack(), method, ""
+        checkpoint._fused, checkpoint._apart = {}, {}
         checkpoint._files = dict.fromkeys(tensors, _Memory(tensors))
         return checkpoint
 
@@ -117,8 +120,12 @@ class Checkpoint:
 
         `ignored`: see `ignored_names`.
         """
-        wanted = {source.name: source for parameter in parameters for source in parameter.sources}
-        self._find_prefix(wanted)
+        every = tuple(parameters)
+        self._find_prefix([source.name for parameter in every for source in parameter.sources])
+        self._apart = stored_apart(every, lambda name: self._has(self._theirs(name)))
+        wanted = {
+            source.name: source for parameter in every for source in self._apart.get(parameter.name, parameter).sources
+        }
         fused = FusedExperts(map(self._theirs, wanted), self._files, self._stored)
         whole = {name: self._files.pop(name) for name in fused.parts}
         self._fused.update(whole)
@@ -149,6 +156,7 @@ class Checkpoint:
 
     def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
         """Returns the parameter like `read`, but quantized if all its tensors are stored with the same quantization."""
+        parameter = self._apart.get(parameter.name, parameter)
         parts = [self._weight(source, parameter) for source in parameter.sources]
         return _one(parts, parameter, dtype, device)
 
@@ -160,16 +168,18 @@ class Checkpoint:
         There are several if tensors are stored in different ways, which one matrix would represent with more bits. All
         but the last one then have a multiple of `rows` rows.
         """
+        parameter = self._apart.get(parameter.name, parameter)
         parts = [self._weight(source, parameter) for source in parameter.sources]
         apart = _apart(parts, rows) if parameter.grouping is None and not parameter.alternating else []
         return [part.to(device) for part in apart] or [_one(parts, parameter, dtype, device)]
 
     def is_quantized(self, parameter: Parameter) -> bool:
         """Whether any of the parameter's tensors is stored quantized."""
-        return any(self._parts(source) for source in parameter.sources)
+        return any(self._parts(source) for source in self._apart.get(parameter.name, parameter).sources)
 
     def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether `read` returns the mapped pages of the file instead of a copy."""
+        parameter = self._apart.get(parameter.name, parameter)
         in_order = parameter.grouping is None and not parameter.alternating
         in_order = in_order and all(source.part is None for source in parameter.sources)
         plain = len(parameter.sources) == 1 and not parameter.transposed and in_order
@@ -193,6 +203,10 @@ class Checkpoint:
     def stored(self, source: Source) -> tuple[str, Tensor]:
         """Returns a plain tensor's name in the files, and the tensor, which may be mapped pages."""
         return self._theirs(source.name), self._tensor(source.name)
+
+    def others(self, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+        """Returns the tensors whose names begin with one of the prefixes, which may be mapped pages."""
+        return {name: self._files[name].get_tensor(name) for name in sorted(self._files) if name.startswith(prefixes)}
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
         """Finds `_prefix`: in checkpoints of a decoder without its head, every tensor name lacks the first part."""

@@ -1,15 +1,20 @@
 """Experts that a checkpoint stores in one tensor for each of their two matrices, as tensors of each expert.
 
 Some checkpoints of a family have `experts.gate_up_proj` [experts, 2 m, hidden] and `experts.down_proj` [experts,
-hidden, m], or both transposed, and others `experts.0.gate_proj.weight` and so on. Called by `checkpoint`.
+hidden, m], or both transposed, and others `experts.0.gate_proj.weight` and so on, as quantized checkpoints do. Called
+by `checkpoint` and the quantizer.
 """
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from torch import Tensor
 
+from antiphon.services.engine.models.layout import Parameter, Source
+
 _OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_OF_ALL = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
 _FUSED = {"gate": "gate_up_proj", "up": "gate_up_proj", "down": "down_proj"}
 
 
@@ -49,3 +54,29 @@ class FusedExperts:
     def get_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of such a matrix."""
         return tuple(self.get_tensor(name).shape)
+
+
+def apart(parameter: Parameter) -> Parameter | None:
+    """Returns a parameter that is one tensor of all experts as tensors of each expert; None for other parameters."""
+    match = _OF_ALL.fullmatch(parameter.sources[0].name)
+    if match is None or not parameter.stacked or parameter.alternating:
+        return None
+    experts, kind = match.groups()
+    count, *shape = parameter.sources[0].shape
+    out, width = reversed(shape) if parameter.transposed else shape
+    names = ("gate", "up") if kind == "gate_up" else ("down",)
+    sources = (
+        Source(f"{experts}.{number}.{name}_proj.weight", (out // len(names), width))
+        for number in range(count)
+        for name in names
+    )
+    return replace(parameter, sources=tuple(sources), transposed=False, stacked=False, experts=count)
+
+
+def stored_apart(parameters: Iterable[Parameter], has: Callable[[str], bool]) -> dict[str, Parameter]:
+    """Returns by name the parameters that are one tensor in the layout, as the tensors of each expert that files have.
+
+    `has`: whether the files have a tensor, plain or quantized.
+    """
+    found = {parameter.name: apart(parameter) for parameter in parameters}
+    return {name: each for name, each in found.items() if each is not None and has(each.sources[0].name)}
