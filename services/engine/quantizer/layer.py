@@ -26,7 +26,6 @@ from antiphon.services.engine.models.layers.mlp import (
     GatedMlp,
     Mlp,
     PlainMlp,
-    RoutedMlp,
 )
 from antiphon.services.engine.models.layers.norm import RmsNorm
 from antiphon.services.engine.models.operations import Operations
@@ -96,7 +95,7 @@ class _WatchedOperations(Operations):
         """See `Operations`."""
         return _WatchedLinear(weight, bias)
 
-    def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
+    def expert_mlp(self, parts: ExpertParts) -> ExpertMlp:
         """See `Operations`."""
         return ExpertMlp(parts, _WatchedLinear)
 
@@ -139,7 +138,7 @@ class Layer:
         checkpoint.check(parameters, frozenset())
         reader = ParameterReader.over(checkpoint, plan.description, parameters, torch.float32)
         self._plan, self._index, d = plan, index, plan.description
-        self._weights = _watchable(load_layer(reader, d, index, torch.float32, _OPERATIONS))
+        self._weights = load_layer(reader, d, index, torch.float32, _OPERATIONS)
         experts = replace(d.experts, layers=frozenset({0})) if d.experts and d.has_experts(index) else None
         recurrent = replace(d.recurrent, layers=frozenset({0})) if d.recurrent and d.is_recurrent(index) else None
         sources = enumerate(d.kv_sources)
@@ -197,14 +196,6 @@ class Layer:
                 linear.seers.clear()
 
 
-def _watchable(layer: LayerWeights) -> LayerWeights:
-    """Returns the layer with experts beside its MLP whose linear layers can be watched."""
-    beside = layer.experts_beside
-    if beside is None:
-        return layer
-    return replace(layer, experts_beside=replace(beside, experts=ExpertMlp(beside.experts.parts, _WatchedLinear)))
-
-
 def _linears(layer: LayerWeights, site: Site) -> list[_WatchedLinear]:
     """Returns linear layers that together read all inputs of a site."""
     name = site.matrices[0]
@@ -217,7 +208,9 @@ def _linears(layer: LayerWeights, site: Site) -> list[_WatchedLinear]:
         assert layer.latent.query_up is not None
         found = [layer.latent.query_up]
     elif layer.experts_beside is not None and name.startswith("experts."):
-        found = _linears_of_experts(layer.experts_beside.experts, name, site.expert, own_input=True)
+        experts = layer.experts_beside.experts
+        assert isinstance(experts, ExpertMlp)
+        found = _linears_of_experts(experts, name, site.expert, own_input=True)
     elif isinstance(layer.mlp, ExpertMlp):
         found = _linears_of_experts(layer.mlp, name, site.expert)
     else:
