@@ -12,6 +12,7 @@ from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_ca
 from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
 from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, StateSpace
 from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -157,9 +158,15 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
     config = read_config(model_dir)
     if not has_family(config):
         return "this architecture runs through transformers"
-    description = find_family(config).describe(config)
+    return _not_in_kernels(find_family(config).describe(config))
+
+
+def _not_in_kernels(description: DecoderDescription) -> str | None:
+    """Returns what the Triton kernels do not compute of a model; None if they compute all."""
     if description.layer_heads:
         return "they compute layers with the same number of heads only"
+    if description.streams is not None:
+        return "they compute one residual stream only"
     if description.layer_kv_heads:
         return "they compute layers with the same heads only"
     if description.latent is not None and description.query_growth is not None:

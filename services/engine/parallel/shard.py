@@ -222,6 +222,8 @@ def _check(d: DecoderDescription, shard: Shard) -> None:
         raise SettingsError(f"{_TP}: this model norms all heads together, which ranks that divide them cannot")
     if shard.pp_size > 1 and (d.kv_sources or d.layer_inputs is not None):
         raise SettingsError(f"{_PP}: the last layers of this model read what its first ones computed; use {_TP}")
+    if n > 1 and any(d.sparse_gates):
+        raise SettingsError(f"{_TP}: the MLPs of this model need all their gates at once, which ranks would divide")
     if n > 1 and isinstance(d.recurrent, ChannelDelta):
         raise SettingsError(
             f"{_TP}: linear attention with decays for each dimension of keys is not divided; use {_PP}, or "

@@ -99,6 +99,8 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return f"the heads of linear attention have more than {STATE_DIM_MAX} dimensions"
     if isinstance(recurrent, StateSpace | ChannelSpace) and recurrent.state_dim > STATE_DIM_MAX:
         return f"the states of state spaces have more than {STATE_DIM_MAX} dimensions"
+    if description.streams is not None:
+        return "it computes one residual stream only"
     if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None

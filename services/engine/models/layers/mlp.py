@@ -1,6 +1,7 @@
 """The MLPs of a decoder, with one interface: x [n, hidden] → [n, hidden]. Created by the weight loader.
 
 GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
+SparseMlp  the same with gates of which most become zero before the activation (`DecoderDescription.sparse_gates`)
 PlainMlp   down(act(up(x)))
 ExpertMlp  the weighted sum of the selected experts, plus the shared expert's output (times its gate, if it has one)
 NoMlp      nothing: the layer has no MLP
@@ -59,6 +60,23 @@ class GatedMlp(Mlp):
         if self._scales == UNSCALED:
             return self._activation(self.gate_up(x))
         return self._activation(with_scaled_gates(self.gate_up(x), self._scales)) * self._scales[1]
+
+
+class SparseMlp(GatedMlp):
+    """A gated MLP whose gates g become max(0, g - mean(g) - cut · deviation(g)) before the activation."""
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: ActivationKind, cut: float) -> None:
+        """`cut`: see `DecoderDescription.gate_cut`."""
+        super().__init__(gate_up, down, activation)
+        self._cut = cut
+
+    def _inner(self, x: Tensor) -> Tensor:
+        gate_up = self.gate_up(x)
+        gates = gate_up[:, : gate_up.shape[1] // 2]
+        wide = gates.to(torch.float32)
+        deviation, mean = torch.std_mean(wide, dim=1, correction=0, keepdim=True)
+        gates.copy_((wide - (mean + deviation * self._cut)).clamp_(min=0))
+        return self._activation(gate_up)
 
 
 def with_scaled_gates(gate_up: Tensor, scales: tuple[float, float]) -> Tensor:
