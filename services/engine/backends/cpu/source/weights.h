@@ -159,6 +159,11 @@ struct Rope {
   }
 };
 
+// What a layer has for several residual streams (streams.h).
+struct StreamWeights {
+  std::vector<float> router, predict, correct, scale;
+};
+
 template <class T>
 struct Layer {
   Norm input_norm, mlp_norm, after_attention_norm, after_mlp_norm;
@@ -186,6 +191,10 @@ struct Layer {
   std::vector<float> expert_scales;                          // factors on the weights of experts; empty: there are none
   Packed<T> input_gate, input_out;                           // of the layer's inputs (ending.h), with the norm behind
   Norm input_after;
+  StreamWeights streams;
+  Packed<T> side_in, side_out;  // of the product beside attention, with the norm behind
+  Norm side_after;
+  float gate_cut = 0;  // deviations above the mean at which gates of the MLP are cut; 0: they are not
   float scale = 1;  // of the residual stream, at the end of the layer
   CacheShape shape;
   bool borrows = false;  // whether the cache is that of an earlier layer, and `qkv` has queries only
@@ -203,6 +212,7 @@ struct Weights {
   const T* inputs = nullptr;  // the table of layers' inputs, [input_rows][layers * input_size]
   Packed<T> inputs_in;
   Norm inputs_norm;
+  std::vector<Packed<T>> stream_in, stream_out;  // for each stream but the first
   Norm final_norm;
   Packed<T> head;
   std::vector<float> slopes;  // ALiBi slopes times log2(e), [heads] or empty
