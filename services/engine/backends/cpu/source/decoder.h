@@ -104,7 +104,7 @@ class Decoder {
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
     if (spec_.experts_beside) beside_ = beside_buffer_.rows(tokens_, spec_.hidden_size);
     Ending<T>::prepare(ending_buffers_, spec_, tokens_);
-    if (spec_.cuts_gates) cut_ = cut_buffer_.rows(std::min(tokens_, kPassRows), 2 * round_up(spec_.intermediate_size, kPanel));
+    if (spec_.cuts_gates) cut_ = cut_buffer_.rows(std::min(tokens_, kPassRows), gated_columns(spec_.intermediate_size));
     if (spec_.lora_slots) lora_inner_ = lora_buffer_.rows(tokens_, kLoraParts * spec_.lora_rank);
     if ((long)given_.size() < logits) given_.resize(logits);
     drafts_.prepare(spec_, tokens_);
@@ -229,8 +229,9 @@ class Decoder {
       for (const long rows : counts) {
         for (const Packed<T>* packed :
              {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down, &layer.query_up,
-              &layer.gate, &layer.input_gate, &layer.input_out, &layer.draft_input, &layer.mix_in, &layer.mix_out,
-              &layer.mix_select, &layer.mix_step, &layer.mix_decay, &layer.mix_out_gate, &layer.side_in, &layer.side_out})
+              &layer.gate, &layer.input_gate, &layer.input_out, &layer.side_in, &layer.side_out, &layer.draft_input,
+              &layer.mix_in, &layer.mix_out, &layer.mix_select, &layer.mix_step, &layer.mix_decay,
+              &layer.mix_out_gate})
           if (packed->matrix) most = std::max(most, kept_size(rows, packed->matrix));
         most = std::max(most, Experts<T>::kept_size(experts_, layer, rows));
       }
