@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.parallel.shard import Shard, local_description
 from antiphon.services.engine.worker.capacity.kv_cache import bytes_per_block
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.flags import SettingsError
@@ -20,13 +21,17 @@ def test_adapters_are_refused(models: Models) -> None:
         load_worker(settings(models("laguna"), enable_lora=True, max_loras=1))
 
 
-def test_triton_is_refused(models: Models) -> None:
-    with pytest.raises(SettingsError, match="--cpu-backend=triton: they compute layers with the same number of heads"):
-        load_worker(settings(models("laguna"), cpu_backend="triton"))
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [("laguna", "layers with the same number of heads only"), ("gemma3n", "one residual stream only")],
+)
+def test_triton_is_refused(variant: str, reason: str, models: Models) -> None:
+    with pytest.raises(SettingsError, match=f"--cpu-backend=triton: they compute {reason}"):
+        load_worker(settings(models(variant), cpu_backend="triton"))
 
 
 @pytest.mark.parametrize(("sender", "receiver"), list(itertools.product(("cpp", "torch"), repeat=2)))
-@pytest.mark.parametrize("variant", ["gemma4", "gemma4 with layers that share keys"])
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4", "gemma4 with layers that share keys"])
 def test_blocks_go_from_one_backend_to_another(variant: str, sender: str, receiver: str, models: Models) -> None:
     """Narrow layers share a tensor of the cache, in which each backend has an order of its own."""
     directory = models(variant)
@@ -48,6 +53,12 @@ def test_a_narrow_layer_takes_no_more_memory_than_it_needs(models: Models) -> No
     assert description.slabs == ((0, 1), (2,), (3,))
     assert description.kv_sources == (0, 1, 2, 3, 2, 2, 2, 3)
     assert bytes_per_block(description, 16, torch.float32) == 3 * 2 * 16 * 32 * 4
+
+
+def test_ranks_do_not_divide_gates_that_are_cut_together(models: Models) -> None:
+    whole = describe_model(models("gemma3n"))
+    with pytest.raises(SettingsError, match="--tensor-parallel-size: the MLPs of this model need all their gates"):
+        local_description(whole, Shard(tp_size=2))
 
 
 def test_ranks_exchange_no_blocks_of_them(models: Models) -> None:
