@@ -224,7 +224,7 @@ def _add_tensors(
         forth, back = _order(name, array, config, architecture)
         expert, numbered = _EXPERT.fullmatch(name), _NUMBERED.fullmatch(name)
         if numbered is not None:
-            theirs = names.get_name(f"model.{numbered[1]}.weight", try_suffixes=(".weight",))
+            theirs = f"{names.get_name(f'model.{numbered[1]}')}.weight"
         elif expert is not None:
             layer = re.findall(r"\d+", name)[0]
             theirs = f"blk.{layer}.{_STACKED[expert[3].removesuffix('.weight')]}.weight"

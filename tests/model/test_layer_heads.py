@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from antiphon.services.engine.backends.load import load_worker
-from antiphon.services.engine.parallel.shard import Shard, local_description
 from antiphon.services.engine.worker.capacity.kv_cache import bytes_per_block
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.flags import SettingsError
@@ -53,12 +52,6 @@ def test_a_narrow_layer_takes_no_more_memory_than_it_needs(models: Models) -> No
     assert description.slabs == ((0, 1), (2,), (3,))
     assert description.kv_sources == (0, 1, 2, 3, 2, 2, 2, 3)
     assert bytes_per_block(description, 16, torch.float32) == 3 * 2 * 16 * 32 * 4
-
-
-def test_ranks_do_not_divide_gates_that_are_cut_together(models: Models) -> None:
-    whole = describe_model(models("gemma3n"))
-    with pytest.raises(SettingsError, match="--tensor-parallel-size: the MLPs of this model need all their gates"):
-        local_description(whole, Shard(tp_size=2))
 
 
 def test_ranks_exchange_no_blocks_of_them(models: Models) -> None:

@@ -7,7 +7,6 @@ a family's name.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Literal
 
 from antiphon.services.engine.models.recurrent_kinds import Recurrent
@@ -253,10 +252,9 @@ class DecoderDescription:
     """Whether each layer has a factor by which the residual stream is multiplied at its end."""
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
-    sparse_gates: tuple[float, ...] = ()
-    """For each layer, the share of the MLP's gates that are zero if they are distributed normally: each loses their
-    mean and a multiple of their deviation, and is cut at zero, before the activation. 0: the gates stay as they are.
-    Empty: those of all layers do.
+    gate_cuts: tuple[float | None, ...] = ()
+    """For each layer, how many deviations above their mean the MLP's gates g are cut, before the activation: they
+    become max(0, g - mean(g) - cut * deviation(g)). None: they stay as they are. Empty: those of all layers do.
     """
     whole_qk_norm: bool = False
     """Whether `qk_norm` is one norm over all query heads, and one over all key heads, in place of one per head."""
@@ -386,11 +384,6 @@ class DecoderDescription:
             sliding_windows=(*self.sliding_windows, None),
             experts=experts,
         )
-
-    def gate_cut(self, layer: int) -> float:
-        """Returns how many deviations above the mean the gates of a layer's MLP are cut; 0: they are not."""
-        share = self.sparse_gates[layer] if self.sparse_gates else 0.0
-        return NormalDist().inv_cdf(share) if share else 0.0
 
     @property
     def num_model_layers(self) -> int:

@@ -222,8 +222,6 @@ def _check(d: DecoderDescription, shard: Shard) -> None:
         raise SettingsError(f"{_TP}: this model norms all heads together, which ranks that divide them cannot")
     if shard.pp_size > 1 and (d.kv_sources or d.layer_inputs is not None):
         raise SettingsError(f"{_PP}: the last layers of this model read what its first ones computed; use {_TP}")
-    if n > 1 and any(d.sparse_gates):
-        raise SettingsError(f"{_TP}: the MLPs of this model need all their gates at once, which ranks would divide")
     if n > 1 and isinstance(d.recurrent, ChannelDelta):
         raise SettingsError(
             f"{_TP}: linear attention with decays for each dimension of keys is not divided; use {_PP}, or "
@@ -241,6 +239,8 @@ def _check(d: DecoderDescription, shard: Shard) -> None:
         if d.attention_layers and not all(any(d.attends(layer) for layer in stage) for stage in stages):
             raise SettingsError(f"{_PP}: each stage of this model needs a layer with attention; use fewer stages")
     check_division(n, numbers, shard.pp_size, d.num_layers)
+    for size in d.layer_inner:
+        check_division(n, {"columns of the MLP": size}, shard.pp_size, d.num_layers)
     for count in d.layer_heads:
         check_division(n, {"attention heads": count}, shard.pp_size, d.num_layers)
     for count in {d.num_kv_heads, *(count for count, _ in d.layer_kv_heads)}:

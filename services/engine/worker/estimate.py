@@ -207,7 +207,7 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
     else:
         # The C++ library writes the logits of all tokens that need logits into one buffer.
         passing += 4 * vocab * bounds.num_logits
-        if any(d.sparse_gates):
+        if d.gate_cuts:
             passing += 8 * d.intermediate_size * min(bounds.num_tokens, _CUT_ROWS)
     few, many = probe.few.num_tokens, probe.many.num_tokens
     at_once = int(probe.more_draws * few)

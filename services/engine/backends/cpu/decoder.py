@@ -240,9 +240,10 @@ class NativeDecoder:
     def _load_factors(self, reader: ParameterReader, layer: int) -> None:
         """Passes the numbers by which a layer cuts gates and mixes streams."""
         prefix = f"layers.{layer}"
-        if cut := self.description.gate_cut(layer):
+        d = self.description
+        if d.gate_cuts and (cut := d.gate_cuts[layer]) is not None:
             self._vector(layer, "gate_cut", torch.tensor([cut]))
-        if self.description.streams is None:
+        if d.streams is None:
             return
         self._vector(layer, "stream_router", stream_router(reader, prefix))
         for part in ("predict", "correct", "scale"):

@@ -5,6 +5,7 @@ keys and values of earlier ones, and each layer has embeddings of its own for ea
 layers' MLPs become zero.
 """
 
+from statistics import NormalDist
 from typing import Any
 
 from antiphon.services.engine.models.about import About
@@ -27,7 +28,7 @@ from antiphon.services.engine.models.description import DecoderDescription, Laye
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Gemma3nForCausalLM",)
-LIMITS = "C++ and PyTorch, no LoRA, no `antiphon quantize`, on one device"
+LIMITS = "C++ and PyTorch, no LoRA, no `antiphon quantize`, no stages of layers"
 ABOUT = About(models="Gemma 3n (text checkpoints)", limits=LIMITS)
 
 _PATTERN, _SPARSE_LAYERS, _SPARSITY = 5, 10, 0.95
@@ -105,7 +106,7 @@ def describe(config: Config) -> DecoderDescription:
         "layer_kv_heads": ((integer(fields, "num_key_value_heads"), head_dim),) * len(layers),
         "kv_sources": sources,
         "layer_inner": inner,
-        "sparse_gates": _sparse_gates(fields, len(layers)),
+        "gate_cuts": _gate_cuts(fields, len(layers)),
         "layer_inputs": LayerInputs(
             size=integer(fields, "hidden_size_per_layer_input"),
             vocab_size=integer(fields, "vocab_size_per_layer_input"),
@@ -134,15 +135,15 @@ def _inner(config: Config, num_layers: int) -> tuple[int, ...]:
     return tuple(integer({"intermediate_size": size}, "intermediate_size") for size in listed)
 
 
-def _sparse_gates(config: Config, num_layers: int) -> tuple[float, ...]:
-    name = "activation_sparsity_pattern"
-    if config.get(name) is None:
-        sparse = _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else 0
-        return (_SPARSITY,) * sparse + (0.0,) * (num_layers - sparse)
-    shares = tuple(number({name: share}, name, 0.0) for share in _listed(config, name, num_layers))
+def _gate_cuts(config: Config, num_layers: int) -> tuple[float | None, ...]:
+    """Returns where gates are cut so that a share of them becomes zero if they are distributed normally."""
+    name, sparse = "activation_sparsity_pattern", _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else 0
+    usual = [_SPARSITY] * sparse + [0.0] * (num_layers - sparse)
+    listed = usual if config.get(name) is None else _listed(config, name, num_layers)
+    shares = [number({name: share}, name, 0.0) for share in listed]
     if not all(0.0 <= share < 1.0 for share in shares):
         raise config_error(f"'{name}' must have numbers from 0 to below 1.")
-    return shares
+    return tuple(NormalDist().inv_cdf(share) if share else None for share in shares)
 
 
 def _listed(config: Config, name: str, num_layers: int) -> list[Any]:

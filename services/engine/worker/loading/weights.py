@@ -284,8 +284,8 @@ def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
     if not description.has_mlp(index):
         return NoMlp()
     up, down = loader.linear(f"{name}.up"), loader.linear(f"{name}.down")
-    if cut := description.gate_cut(index):
-        return SparseMlp(up, down, activation, cut)
+    if description.gate_cuts and (cut := description.gate_cuts[index]) is not None:
+        return SparseMlp(up, down, activation, cut, loader.reader.shard.tp_size, loader.ranks.all_sum)
     numbers = xielu_numbers(loader.reader.exact(f"{name}.xielu")) if activation == "xielu" else None
     return loader.operations.mlp(up, down, activation, description.gated_mlp, numbers, description.mlp_scales)
 

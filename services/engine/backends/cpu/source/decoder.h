@@ -543,8 +543,8 @@ class Decoder {
           .run(layer, expert_buffers_, x, x, b.count, spec_.hidden_size, target);
     const bool gated = spec_.gated_mlp != 0;
     activation.gate_scale = spec_.mlp_gate_scale, activation.scale = spec_.mlp_scale;
-    if (layer.gate_cut != 0.0f)
-      mlp_inner_cut(pool_, layer.up.matrix, layer.gate_cut, activation, x, b.count, kept, cut_, b.inner);
+    if (!layer.gate_cut.empty())
+      mlp_inner_cut(pool_, layer.up.matrix, layer.gate_cut[0], activation, x, b.count, kept, cut_, b.inner);
     else if (has_lora_)
       mlp_inner(pool_, layer.up.matrix, gated, activation, x, b.count, kept, b.inner,
                 lora(layer, LoraTarget::up, b));

@@ -64,8 +64,6 @@ class ModelOf final : public Model {
   void set_vector(int64_t layer, const char* name, const float* values, int64_t count) override {
     if (name == std::string("scale"))
       at(layer).scale = *values;
-    else if (name == std::string("gate_cut"))
-      at(layer).gate_cut = *values;
     else
       vector_named(layer, name).assign(values, values + count);
   }
@@ -235,6 +233,7 @@ class ModelOf final : public Model {
     if (name == "qk_norm") return at(layer).qk_norm;
     if (name == "sinks") return at(layer).sinks;
     if (name == "xielu") return at(layer).xielu;
+    if (name == "gate_cut") return at(layer).gate_cut;
     if (name == "conv") return at(layer).conv;
     if (name == "conv.bias") return at(layer).conv_bias;
     if (name == "decay") return at(layer).decay;

@@ -170,6 +170,7 @@ struct Layer {
   std::vector<float> qk_norm;
   std::vector<float> sinks;  // scores of the heads' sinks times log2(e), or empty
   std::vector<float> xielu;  // the numbers of `Activation`; empty: the activation has none
+  std::vector<float> gate_cut;  // deviations above their mean at which gates are cut (mlp.h); empty: they are not
   std::vector<float> router_correction;  // added to the scores of experts for the choice; empty: nothing is
   std::vector<Packed<T>> qkv_below;  // what follows qkv, if its parts are quantized in different ways
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
@@ -194,7 +195,6 @@ struct Layer {
   StreamWeights streams;
   Packed<T> side_in, side_out;  // of the product beside attention, with the norm behind
   Norm side_after;
-  float gate_cut = 0;  // deviations above the mean at which gates of the MLP are cut; 0: they are not
   float scale = 1;  // of the residual stream, at the end of the layer
   CacheShape shape;
   bool borrows = false;  // whether the cache is that of an earlier layer, and `qkv` has queries only
