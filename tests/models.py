@@ -152,7 +152,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 24,
         "laurel_rank": 12,
         "altup_num_inputs": 4,
-        "tie_word_embeddings": True,
+        # A head of its own: with the embeddings as head such a small model repeats tokens.
+        "tie_word_embeddings": False,
         "final_logit_softcapping": 20.0,
     },
     "phi3": {},
