@@ -191,6 +191,7 @@ class Streams:
 
     count: int
     side_rank: int
+    """Rows of C and columns of D."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

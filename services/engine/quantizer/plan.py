@@ -131,7 +131,7 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
     if d.layer_heads or d.layer_kv_heads:
         raise SettingsError(
             "-i: the layers of this model have different heads or share keys, which this tool does not quantize; serve "
-            "the model with --quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round the weights while they are loaded"
+            "the model with --quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round them while they are loaded"
         )
     if isinstance(d.recurrent, StateSpace | ChannelSpace):
         raise SettingsError(

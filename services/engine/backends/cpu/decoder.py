@@ -239,8 +239,7 @@ class NativeDecoder:
 
     def _load_factors(self, reader: ParameterReader, layer: int) -> None:
         """Passes the numbers by which a layer cuts gates and mixes streams."""
-        prefix = f"layers.{layer}"
-        d = self.description
+        d, prefix = self.description, f"layers.{layer}"
         if d.gate_cuts and (cut := d.gate_cuts[layer]) is not None:
             self._vector(layer, "gate_cut", torch.tensor([cut]))
         if d.streams is None:

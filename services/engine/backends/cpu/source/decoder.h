@@ -123,7 +123,7 @@ class Decoder {
     list_lora_rows(step);
     rows_apart_ = can_go_by_rows() && !has_lora_ ? rows_apart() : 0;
     prepare_own(rows_apart_);
-    keep_sums({tokens_, asked_.count, std::min(tokens_, kPassRows)}, step.num_logits);
+    keep_sums({tokens_, asked_.count, spec_.cuts_gates ? std::min(tokens_, kPassRows) : 0}, step.num_logits);
     list_tiles(step);
     moves_ = {step.query_start_loc, step.state_sources, step.state_starts, step.state_ends, step.state_slots,
               step.num_sequences};
