@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "arcee": "arcee", "granite": "granite", "ministral3": "mistral3", "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
-    "gemma4_text": "gemma4", "granitemoehybrid": "granitehybrid",
+    "gemma3n_text": "gemma3n", "gemma4_text": "gemma4", "granitemoehybrid": "granitehybrid",
     "nemotron_h": "nemotron_h", "nemotron_h with experts": "nemotron_h_moe",
     "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "falcon_h1": "falcon-h1", "jamba": "jamba",
     "llama4_text": "llama4", "kimi_linear": "kimi-linear",
@@ -36,6 +36,8 @@ PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
 INTERLEAVED = ("llama", "arcee", "granite", "mistral3", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
 _EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
+_NUMBERED = re.compile(r"model\.(altup_\w+)\.(\d+)\.weight")
+"""Matrices of which a file has all in one tensor."""
 _STACKED = {"w1": "ffn_gate_exps", "w2": "ffn_down_exps", "w3": "ffn_up_exps"}
 _STACKED |= {f"{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")}
 _HALF_OFFSETS = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
@@ -220,8 +222,10 @@ def _add_tensors(
             plain[own] = changed[1](meanings)
             continue
         forth, back = _order(name, array, config, architecture)
-        expert = _EXPERT.fullmatch(name)
-        if expert is not None:
+        expert, numbered = _EXPERT.fullmatch(name), _NUMBERED.fullmatch(name)
+        if numbered is not None:
+            theirs = f"{names.get_name(f'model.{numbered[1]}')}.weight"
+        elif expert is not None:
             layer = re.findall(r"\d+", name)[0]
             theirs = f"blk.{layer}.{_STACKED[expert[3].removesuffix('.weight')]}.weight"
         else:
@@ -230,8 +234,8 @@ def _add_tensors(
             theirs = f"{found}.bias" if name.endswith("expert_bias") else found
         stored, kind, meaning = encoded(forth(array), kind_of(theirs))
         plain[own] = back(meaning)
-        if expert is not None:
-            stacks.setdefault(theirs, []).append((int(expert[2]), stored))
+        if (one := expert or numbered) is not None:
+            stacks.setdefault(theirs, []).append((int(one[2]), stored))
         else:
             stored = stored[0] if "shared_expert_gate" in name and kind == Kind.F32 else stored
             writer.add_tensor(theirs, stored, raw_dtype=kind)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -35,6 +36,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: st
         recurrent += [False] * config.get("num_draft_layers", 0)
         writer.add_array(f"{architecture}.attention.recurrent_layers", recurrent)
         writer.add_full_attention_interval(config.get("full_attention_interval", 4))
+    if architecture == "gemma3n":
+        _add_gemma3n(writer, config)
     if architecture == "gemma4":
         _add_gemma4(writer, config)
     if architecture == "granitehybrid":
@@ -165,6 +168,24 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     turned = int(wide * rope["full_attention"]["partial_rotary_factor"] / 2)
     divisors = [1.0] * turned + [1e30] * (wide // 2 - turned)
     writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
+
+
+def _add_gemma3n(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_altup_active_idx(config["altup_active_idx"])
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    shares = config["activation_sparsity_pattern"]
+    writer.add_activation_sparsity_scale([NormalDist().inv_cdf(share) if share else -np.inf for share in shares])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _gemma3n(name: str, array: Array, config: dict[str, Any]) -> Parts | None:
+    if not name.endswith("altup.correct_output_scale"):
+        return None
+    return _one(f"blk.{name.split('.')[2]}.altup_correct_scale.weight", array, lambda x: x)
 
 
 _DRAFT = {
@@ -373,6 +394,7 @@ def _state_space(name: str, array: Array, config: dict[str, Any]) -> Parts | Non
 
 _CHANGED: tuple[tuple[tuple[str, ...], str, Callable[[str, Array, dict[str, Any]], Parts | None]], ...] = (
     (DELTA, ".linear_attn.", _delta),
+    (("gemma3n",), "", _gemma3n),
     (("gemma4",), "", _gemma4),
     (("granitehybrid", "jamba"), ".mamba.", _state_space),
     (("granitehybrid",), ".layers.", _granite),

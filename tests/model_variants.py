@@ -26,6 +26,18 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3n": ("gemma3n_text", {}),
+    "gemma3n with two streams and dense gates": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 2,
+            "num_kv_shared_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "intermediate_size": 176,
+            "activation_sparsity_pattern": [0.0, 0.0],
+            "altup_num_inputs": 2,
+        },
+    ),
     "gemma4": ("gemma4_text", {}),
     "gemma4 with layers that share keys": (
         "gemma4_text",
@@ -390,6 +402,7 @@ MORE_FAMILY_VARIANTS = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4",
     "gemma4 with layers that share keys",
     "gemma4 with experts",

@@ -3,11 +3,6 @@
 from typing import Any
 
 _GPT_J: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 8}
-_WINDOWS: dict[str, Any] = {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 20,
-    "head_dim": 16,
-}
 OWN_CACHE_FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {"n_head": 4, "n_layer": 2},
     "codegen": _GPT_J,
@@ -15,16 +10,6 @@ OWN_CACHE_FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
     "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
     "stablelm": {},
-    "gemma3n_text": {
-        **_WINDOWS,
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": 331,
-        "hidden_size_per_layer_input": 16,
-        "laurel_rank": 8,
-        "intermediate_size": [176, 176],
-        "activation_sparsity_pattern": [0.0, 0.0],
-        "altup_num_inputs": 2,
-    },
     "mimo_v2_flash": {},
     "olmo_hybrid": {
         "layer_types": ["linear_attention", "full_attention"],

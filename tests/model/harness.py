@@ -100,6 +100,7 @@ CACHE_VARIANTS = (
     "laguna",
     "llama4",
     "bamba",
+    "gemma3n",
     "gemma4",
     "gemma4 with layers that share keys",
     "falcon_h1",

@@ -67,8 +67,13 @@ def test_ranks_divide_them_with_tritons_kernels(models: Models, monkeypatch: pyt
     assert ours == Engine(directory, limits, "torch").generate(prompts, greedy(3))
 
 
+def test_triton_refuses_several_residual_streams(models: Models) -> None:
+    with pytest.raises(SettingsError, match="--cpu-backend=triton: they compute one residual stream only"):
+        load_worker(settings(models("gemma3n"), cpu_backend="triton"))
+
+
 @pytest.mark.parametrize(("sender", "receiver"), list(itertools.product(("cpp", "torch"), repeat=2)))
-@pytest.mark.parametrize("variant", ["gemma4", "gemma4 with layers that share keys"])
+@pytest.mark.parametrize("variant", ["gemma3n", "gemma4", "gemma4 with layers that share keys"])
 def test_blocks_go_from_one_backend_to_another(variant: str, sender: str, receiver: str, models: Models) -> None:
     """Narrow layers share a tensor of the cache, in which each backend has an order of its own."""
     directory = models(variant)

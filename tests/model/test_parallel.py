@@ -37,7 +37,7 @@ pytestmark = pytest.mark.model
 LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False)
 CPU = torch.device("cpu")
 SHAPES = ((2, 1), (1, 2), (2, 2))
-TP_ONLY = "gemma4 with layers that share keys"
+TP_ONLY = ("gemma3n", "gemma3n with two streams and dense gates", "gemma4 with layers that share keys")
 STAGES_ONLY = (
     "olmo2",
     "olmo3",
@@ -73,7 +73,7 @@ def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Eng
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
 @pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY, TP_ONLY)])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY, *TP_ONLY)])
 def test_ranks_compute_what_one_process_computes(variant: str, tp_size: int, pp_size: int, models: Models) -> None:
     directory = models(variant)
     prompts = [make_prompt(length) for length in (5, 40)]
@@ -92,8 +92,11 @@ def test_a_norm_over_all_heads_runs_in_stages_and_is_not_divided(models: Models)
         local_description(describe_model(directory), Shard(0, 2))
 
 
-def test_layers_that_read_what_others_computed_are_divided_and_do_not_run_in_stages(models: Models) -> None:
-    directory, prompts = models(TP_ONLY), [make_prompt(length) for length in (5, 40)]
+@pytest.mark.parametrize("variant", TP_ONLY)
+def test_layers_that_read_what_others_computed_are_divided_and_do_not_run_in_stages(
+    variant: str, models: Models
+) -> None:
+    directory, prompts = models(variant), [make_prompt(length) for length in (5, 40)]
     alone, divided = Engine(directory, LIMITS, "torch"), engine(directory, 2, 1)
     for ours, theirs in zip(divided.log_probabilities(prompts, 4), alone.log_probabilities(prompts, 4), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)

@@ -116,8 +116,19 @@ KIMI_VISION = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 3
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 GEMMA4_VISION = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 GEMMA4 = {**WINDOWS, "global_head_dim": 48, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 331}
+GEMMA3N = {
+    **WINDOWS,
+    "num_hidden_layers": 4,
+    "layer_types": WINDOWS["layer_types"] * 2,
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 331,
+    "laurel_rank": 8,
+}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("gemma3", WINDOWS, VISION),
+    "gemma3n": ("gemma3n", GEMMA3N, {}),
     "gemma4": ("gemma4", GEMMA4, {**GEMMA4_VISION, "head_dim": 16, "num_key_value_heads": 2}),
     "gemma4_unified": ("gemma4_unified", {**WINDOWS, "global_head_dim": 48}, GEMMA4_VISION),
     "mistral3": ("mistral3", {}, VISION),
@@ -168,6 +179,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "internvl_chat with experts": ("internvl", {"model_type": "qwen3_moe", **QWEN3_EXPERTS}, VISION),
 }
 PUBLISHED: dict[str, tuple[str, dict[str, str]]] = {
+    "gemma3n": ("Gemma3nForConditionalGeneration", {"model.": "model.language_model."}),
     "interns1": (
         "InternS1ForConditionalGeneration",
         {
@@ -181,6 +193,18 @@ PUBLISHED: dict[str, tuple[str, dict[str, str]]] = {
 }
 """By first word of a case: the architecture and prefixes of tensors in checkpoints whose code transformers has under
 other names."""
+ALONE: dict[str, tuple[str, ...]] = {
+    "gemma3n": (
+        "model.vision_tower.stem.weight",
+        "model.embed_vision.embedding.weight",
+        "model.audio_tower.stem.weight",
+        "model.embed_audio.embedding.weight",
+        "model.language_model.layers.2.self_attn.k_proj.weight",
+        "model.language_model.layers.3.self_attn.v_norm.weight",
+    )
+}
+"""Cases whose encoders transformers makes with a package that is not here, so that the text is compared alone. With
+tensors that such checkpoints have besides."""
 
 
 def small_config(name: str) -> dict[str, Any]:
@@ -206,11 +230,14 @@ def _config(name: str) -> Any:
 
 def _make(directory: Path, name: str) -> Any:
     """Writes a checkpoint and gives the model back."""
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    kind = CASES[name][0]
+    kind, config = CASES[name][0], _config(name)
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(_config(name), dtype=torch.float32).eval()
+    if name in ALONE:
+        model = AutoModelForCausalLM.from_config(config.text_config, dtype=torch.float32).eval()
+    else:
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -228,7 +255,7 @@ def _make(directory: Path, name: str) -> Any:
 def _name_parts_as_published(directory: Path, name: str) -> None:
     path, (_, prefixes) = directory / "model.safetensors", PUBLISHED[name.split()[0]]
     (directory / "config.json").write_text(json.dumps(small_config(name)), encoding="utf-8")
-    tensors = dict[str, torch.Tensor]()
+    tensors = {each: torch.ones(2, 2) for each in ALONE.get(name, ())}
     for each, tensor in load_file(path).items():
         prefix = next((one for one in prefixes if each.startswith(one)), "")
         tensors[prefixes.get(prefix, "") + each.removeprefix(prefix)] = tensor

@@ -134,6 +134,10 @@ std::vector<Shape> shapes() {
   own.spec.num_experts = 5, own.spec.experts_per_token = 2, own.spec.expert_size = 21, own.spec.normalise_experts = 1;
   own.spec.experts_beside = 1, own.spec.expert_groups = own.spec.chosen_groups = own.spec.best_of_group = 1;
   all.push_back(own);
+  Shape streams{"streams and cut gates of Gemma 3n", own.spec};
+  streams.own_heads = true, streams.rotary_pairs = 6, streams.spec.num_experts = streams.spec.experts_beside = 0;
+  streams.spec.num_streams = 3, streams.spec.side_rank = 5, streams.spec.cuts_gates = 1;
+  all.push_back(streams);
   Shape drafting{"a draft layer", spec(50, 4, 2, 12, 37, 16)};
   drafting.rotary_pairs = 6, drafting.spec.qk_norm = 1, drafting.tied = true, drafting.spec.norm = rms_plus_one;
   drafting.spec.num_layers = 3, drafting.spec.num_draft_layers = 1;
@@ -237,6 +241,8 @@ class Model {
     table(-1, "inputs", Numbers(random_, wide_, s.input_rows * s.num_layers * s.input_size, 1));
     matrix(-1, "inputs.in", 0, s.num_layers * s.input_size, s.hidden_size);
     vector(-1, "inputs_norm", s.input_size, 0.3f, 1);
+    for (int64_t i = 0; i < s.num_streams - 1; i++)
+      for (const char* name : {"streams.in", "streams.out"}) matrix(-1, name, i, s.hidden_size, s.hidden_size);
   }
 
   bool borrows(int64_t layer) const { return shape_.own_heads && layer == 2; }
@@ -248,9 +254,22 @@ class Model {
     matrix(layer, "input_gate", 0, s.input_size, s.hidden_size);
     matrix(layer, "input_out", 0, s.hidden_size, s.input_size);
     norm(layer, "input_after");
+    if (s.num_streams) return load_streams(layer);
     vector(layer, "scale", 1, 0.1f, 1);
     for (const char* name : {"experts_norm", "router_norm", "after_experts", "after_mlp"}) norm(layer, name);
     vector(layer, "expert_scales", s.num_experts, 0.3f, 1);
+  }
+
+  void load_streams(int64_t layer) {
+    const antiphon_Spec& s = shape_.spec;
+    matrix(layer, "side.in", 0, s.side_rank, s.hidden_size);
+    matrix(layer, "side.out", 0, s.hidden_size, s.side_rank);
+    norm(layer, "side_after");
+    vector(layer, "stream_router", s.num_streams * s.hidden_size, 0.1f, 0);
+    vector(layer, "stream_predict", s.num_streams * s.num_streams * s.num_streams, 0.5f, 0);
+    vector(layer, "stream_correct", s.num_streams * s.num_streams, 0.5f, 0);
+    vector(layer, "stream_scale", s.hidden_size, 0.3f, 1);
+    if (layer < 2) vector(layer, "gate_cut", 1, 0.5f, 1);
   }
 
   void load_layer(int64_t layer) {

@@ -32,6 +32,7 @@ MIXED = (
     "short convolutions",
     "a delta rule",
     "chunks and weighted inputs of experts",
+    "streams and cut gates",
 )
 OWN_KEYS = "a key head for each query head"
 

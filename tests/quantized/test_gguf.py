@@ -140,6 +140,12 @@ FAMILIES = {
     "qwen3_5_text with as many key heads": {"linear_num_value_heads": 2},
     "qwen3_5_moe_text": {"tie_word_embeddings": True},
     "qwen3_next": {},
+    "gemma3n_text": {
+        "intermediate_size": [192, 192, 224, 192],
+        "hidden_size_per_layer_input": 32,
+        "laurel_rank": 32,
+        "tie_word_embeddings": True,
+    },
     "gemma4_text": {},
     "gemma4_text with layers that share keys": {
         "num_hidden_layers": 8,

@@ -195,11 +195,20 @@ def test_models_with_experts(family: str, algorithm: str, tmp_path: Path) -> Non
             assert produced[0][0] == expected[0][0]
 
 
-def test_experts_that_are_one_tensor_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for family, name in (("gpt_oss", "gpt_oss"), ("granitemoe", "granite_moe")):
-        model = make_model(tmp_path / family, family, dtype="float32")
-        assert quantize(model, tmp_path / "quantized", "awq") == 2
-        assert f"{name} have all experts of a layer in one tensor" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("gpt_oss", "gpt_oss have all experts of a layer in one tensor"),
+        ("granitemoe", "granite_moe have all experts of a layer in one tensor"),
+        ("gemma3n", "several residual streams"),
+    ],
+)
+def test_models_without_a_layout_of_quantized_weights_are_refused(
+    family: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / family, family, dtype="float32")
+    assert quantize(model, tmp_path / "quantized", "awq") == 2
+    assert reason in capsys.readouterr().err
 
 
 def test_an_expert_that_no_token_chooses_is_rounded_and_named(

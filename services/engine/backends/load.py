@@ -157,6 +157,8 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
     if not has_family(config):
         return "this architecture runs through transformers"
     description = find_family(config).describe(config)
+    if description.streams is not None:
+        return "they compute one residual stream only"
     if description.latent is not None and description.query_growth is not None:
         return "they compute latent attention with queries that do not grow with the position only"
     return None

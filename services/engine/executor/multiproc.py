@@ -135,8 +135,8 @@ class MultiprocExecutor(Executor):
         whole = self._whole
         if whole.layer_kv_heads:
             raise SettingsError(
-                "--role: the layers of this model differ in their heads, and ranks exchange no such blocks; leave out "
-                "the role, or use one rank"
+                "--role: the layers of this model differ in their heads or share keys, and ranks exchange no such "
+                "blocks; leave out the role, or use one rank"
             )
         parts = list(parts_of(whole, self._shards, [None, *(rank.blocks for rank in self._ranks)]))
         return RankMemory(super().kv_memory(), parts, whole.num_layers, whole.num_kv_heads)

@@ -52,6 +52,11 @@ def integer(config: Config, name: str, default: int | None = None) -> int:
     return value
 
 
+def integer_or_zero(config: Config, name: str, default: int) -> int:
+    """Returns an integer field that may be 0."""
+    return 0 if config.get(name, default) == 0 else integer(config, name, default)
+
+
 def number(config: Config, name: str, default: float) -> float:
     """Returns a finite number, or the default if the field is missing or null."""
     value = config.get(name)
@@ -105,6 +110,22 @@ def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
     if unknown:
         raise config_error(f"layers of type {', '.join(sorted(map(str, unknown)))} are not supported.")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def kv_sources(windows: tuple[int | None, ...], num_shared: int) -> tuple[tuple[int, ...], int]:
+    """Returns `DecoderDescription.kv_sources` and the first layer that borrows.
+
+    The last `num_shared` layers (`num_kv_shared_layers`) read the last earlier layer of their kind.
+    """
+    first = len(windows) - num_shared
+    if not num_shared:
+        return (), first
+    if first < 1:
+        raise config_error("'num_kv_shared_layers' must leave layers with keys and values of their own.")
+    own = {windows[layer]: layer for layer in range(first)}
+    if not set(windows) <= own.keys():
+        raise config_error("'num_kv_shared_layers': there is no earlier layer of the same type for some of them.")
+    return tuple(layer if layer < first else own[window] for layer, window in enumerate(windows)), first
 
 
 def unrotated_layers(config: Config) -> frozenset[int]:

@@ -32,6 +32,7 @@ from antiphon.services.engine.models.layers.recurrent import (
     RecurrentWeights,
     StateSpaceWeights,
 )
+from antiphon.services.engine.models.layers.streams import SideProduct, StreamedLayer, StreamEnds, StreamMix
 from antiphon.services.engine.models.operations import TORCH_OPERATIONS, Operations
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 
@@ -71,6 +72,10 @@ class LayerWeights:
     """Experts beside `mlp`."""
     ending: LayerEnding | None = None
     """What the layer does after the MLP."""
+    streams: StreamMix | None = None
+    """What the layer reads of several streams, and writes to them, in place of `ending`."""
+    side: SideProduct | None = None
+    """What is beside attention."""
     recurrent: RecurrentWeights | None = None
     """Set for a layer that has a recurrent state: its weights besides the projections."""
     beside: tuple[Linear, Linear] | None = None
@@ -89,6 +94,7 @@ class DecoderWeights:
     head: Linear
     positions: Tensor | None = None
     layer_inputs: LayerInputWeights | None = None
+    streams: StreamEnds | None = None
     nbytes: int = 0
     """Bytes of all weights, as loaded."""
 
@@ -178,12 +184,16 @@ class Decoder:
         if description.embedding_scale != 1.0:
             scale = description.embedding_scale
             self._embedding_scale = embedding.new_tensor(scale) if description.rounded_embedding_scale else scale
-        blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed, "post_normed": _PostNormed}
-        block = blocks[description.residual]
+        kinds = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed, "post_normed": _PostNormed}
+        block = kinds[description.residual]
         recurrent = _recurrent(description, weights, operations)
-        self._blocks = tuple(
+        blocks = (
             block(layer, _Mixer(index, layer, self._attention, recurrent, description))
             for index, layer in enumerate(weights.layers)
+        )
+        self._blocks = tuple(
+            one if layer.streams is None else StreamedLayer(one, layer.streams)
+            for one, layer in zip(blocks, weights.layers, strict=True)
         )
 
     @property
@@ -218,10 +228,11 @@ class Decoder:
 
     def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
         """Hidden [num_tokens, hidden] → the same after the last layer; writes the step's keys and values."""
-        prepared = self._attention.prepare(positions)
+        prepared, ends = self._attention.prepare(positions), self._weights.streams
+        hidden = hidden if ends is None else ends.split(hidden)
         for block in self._blocks[: self.description.num_model_layers]:
             hidden = block(hidden, prepared, step)
-        return hidden
+        return hidden if ends is None else ends.join(hidden)
 
     def draft(
         self, ids: Tensor, positions: Tensor, step: StepInputs, hidden: Tensor, tokens: Tensor
@@ -394,9 +405,11 @@ class _Normed:
         self._after_attention, self._after_mlp = layer.after_attention_norm, layer.after_mlp_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
-        layer = self._layer
-        attended = self._mixer(self._input_norm(hidden), prepared, step)
+        layer, normed = self._layer, self._input_norm(hidden)
+        attended = self._mixer(normed, prepared, step)
         hidden = self._after_attention.add_to(hidden, layer.o(attended))
+        if layer.side is not None:
+            hidden = layer.side.added_to(hidden, normed)
         inner = layer.mlp(self._mlp_norm(hidden))
         if layer.experts_beside is not None:
             inner = layer.experts_beside.added_to(inner, hidden)

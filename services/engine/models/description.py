@@ -175,6 +175,26 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """Several residual streams s, of which attention and MLP see one (AltUp, arXiv 2301.13310).
+
+    s0 = h0,  s_i = W_i h0, made as long as h0                               before the first layer
+    p_i = s_i + sum over j of P_ij s_j,   P = A tanh(R norm(s0) / hidden)    the layer computes y from p0
+    s_i = p_i + (1 + c_i) (y - p0),       c = B tanh(R norm(y) / hidden)     at its end
+    h = mean of s0 and U_i s_i, made as long as s0                           behind the last layer
+
+    At the end of a layer, its inputs (`LayerInputs`) are let in by s0 · scale and added to the streams after the first.
+    Beside attention, which reads x, is a product of low rank (LAuReL, arXiv 2411.07501):
+
+    h = (h + n2(attention(x)) + x + n(D C x)) / sqrt(2)
+    """
+
+    count: int
+    side_rank: int
+    """Rows of C and columns of D."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderDescription:
     """A decoder: each layer has attention and an MLP, each with a residual connection (`ResidualKind`)."""
 
@@ -232,6 +252,11 @@ class DecoderDescription:
     layer_scales: bool = False
     """Whether each layer has a factor by which the residual stream is multiplied at its end."""
     layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None
+    gate_cuts: tuple[float | None, ...] = ()
+    """For each layer, how many deviations above their mean the MLP's gates g are cut, before the activation: they
+    become max(0, g - mean(g) - cut * deviation(g)). None: they stay as they are. Empty: those of all layers do.
+    """
     whole_qk_norm: bool = False
     """Whether `qk_norm` is one norm over all query heads, and one over all key heads, in place of one per head."""
     qk_norm_rotated: bool = False
@@ -326,6 +351,7 @@ class DecoderDescription:
         assert all(source <= layer for layer, source in enumerate(self.kv_sources))
         added = self.layer_scales or self.layer_inputs is not None
         assert self.residual == "normed" or not (added or (self.experts is not None and self.experts.beside_mlp))
+        assert self.streams is None or (self.layer_inputs is not None and not self.layer_scales)
         assert not self.attends_beside or (self.residual == "sequential" and self.num_gates == 0)
 
     def of_layer(self, layer: int) -> "DecoderDescription":

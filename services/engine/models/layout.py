@@ -163,6 +163,13 @@ class Names:
     """Table, projection and norm of per-layer embeddings; not relative to a layer."""
     input_gate: tuple[str, str, str] = ("", "", "")
     """A layer's gate of these embeddings, its projection, the norm behind it."""
+    stream_ends: tuple[str, str] = ("", "")
+    """The matrices that make streams, and those behind the last layer; not relative to a layer, `{}` for the number."""
+    stream_mix: tuple[str, str, str, str, str] = ("", "", "", "", "")
+    """A layer's router of streams and the norm before it, the matrices behind it that predict and correct, and, without
+    `.weight` appended, the factors on what the gate of the layer's inputs reads."""
+    side: tuple[str, str, str] = ("", "", "")
+    """The matrices of the product beside attention, and the norm behind it."""
     beside_norms: tuple[str, str, str] = ("", "", "")
     """With experts beside the MLP: the norms before the experts, behind them, and behind the MLP."""
     router_scale: str = ""
@@ -201,6 +208,7 @@ def named_layout(names: Names) -> Layout:
             outer.append(Parameter(name="head.weight", sources=(Source(f"{names.head}.weight", table),)))
         if d.layer_inputs is not None:
             outer += _layer_inputs(d, d.layer_inputs, names)
+        outer += _stream_ends(d, names)
         layers = (parameter for layer in range(d.num_model_layers) for parameter in _layer(d, names, layer))
         drafts = (
             parameter for layer in range(d.num_model_layers, d.num_layers) for parameter in _draft(d, names, layer)
@@ -237,6 +245,7 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
     if d.attends(layer):
         yield from _attention(d, names, ours, linear, layer)
     yield from _ending(d, names, ours, linear)
+    yield from _streams(d, names, ours, linear)
     if d.has_experts(layer):
         yield from _experts(d, names, ours, linear)
     if d.has_mlp(layer) and (not d.has_experts(layer) or d.has_both(layer)):
@@ -267,6 +276,28 @@ def _ending(d: DecoderDescription, names: Names, ours: str, linear: "_Linears") 
         yield from _norm(d, f"{ours}.input_after", f"{linear.prefix}.{norm}")
     if d.layer_scales:
         yield _vector(f"{ours}.scale", f"{linear.prefix}.{names.layer_scale}", 1)
+
+
+def _stream_ends(d: DecoderDescription, names: Names) -> Iterator[Parameter]:
+    for which, name in zip(("in", "out"), names.stream_ends, strict=True):
+        for number in range(d.streams.count - 1 if d.streams else 0):
+            source = Source(f"{name.format(number)}.weight", (d.hidden_size, d.hidden_size))
+            yield Parameter(name=f"streams.{which}.{number}.weight", sources=(source,))
+
+
+def _streams(d: DecoderDescription, names: Names, ours: str, linear: "_Linears") -> Iterator[Parameter]:
+    """Yields what a layer has for streams, and its product beside attention."""
+    if d.streams is None:
+        return
+    n, rank, (*matrices, scale) = d.streams.count, d.streams.side_rank, names.stream_mix
+    shapes = {"router": (n, d.hidden_size), "norm": (d.hidden_size,), "predict": (n * n, n), "correct": (n, n)}
+    for (which, shape), name in zip(shapes.items(), matrices, strict=True):
+        yield Parameter(name=f"{ours}.streams.{which}", sources=(Source(f"{linear.prefix}.{name}.weight", shape),))
+    yield _vector(f"{ours}.streams.scale", f"{linear.prefix}.{scale}", d.hidden_size)
+    first, last, norm = names.side
+    yield from linear(f"{ours}.side.in", {first: rank}, d.hidden_size, False)
+    yield from linear(f"{ours}.side.out", {last: d.hidden_size}, rank, False)
+    yield from _norm(d, f"{ours}.side.after", f"{linear.prefix}.{norm}")
 
 
 def _draft(d: DecoderDescription, names: Names, layer: int) -> Iterator[Parameter]:

@@ -15,6 +15,7 @@ from antiphon.services.engine.models.description import DecoderDescription, Rope
 from antiphon.services.engine.models.families import (
     deepseek,
     gemma,
+    gemma3n,
     gemma4,
     glm,
     glm4_moe,
@@ -161,6 +162,7 @@ _DEEPSEEK3 = {
 _KINDS = {
     "deepseek_v3": _Kind(deepseek, "DeepseekV3ForCausalLM", _DEEPSEEK3),
     "gemma3_text": _Kind(gemma, "Gemma3ForCausalLM", _GEMMA3),
+    "gemma3n_text": _Kind(gemma3n, "Gemma3nForCausalLM", gemma3n.DEFAULTS),
     "gemma4_text": _Kind(gemma4, "Gemma4ForCausalLM", gemma4.DEFAULTS),
     "gemma4_unified_text": _Kind(
         gemma4,
@@ -186,8 +188,8 @@ _KINDS = {
 }
 """By `model_type` of the `text_config`. The defaults are those of transformers, for fields that such configs omit."""
 _LAYOUTS: dict[str, _Decoder] = {
-    "deepseek": deepseek, "gemma": gemma, "gemma4": gemma4, "glm": glm, "glm4_moe": glm4_moe, "lfm2": lfm2,
-    "llama": llama, "llama4": llama4, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3,
+    "deepseek": deepseek, "gemma": gemma, "gemma3n": gemma3n, "gemma4": gemma4, "glm": glm, "glm4_moe": glm4_moe,
+    "lfm2": lfm2, "llama": llama, "llama4": llama4, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3,
     "qwen3_5": qwen3_5, "qwen_moe": qwen_moe,
 }  # fmt: skip
 """By name of the family in a description."""
@@ -290,6 +292,12 @@ TEXT_PARTS = (
     _LLAVA_LIKE(
         ARCHITECTURES=("Gemma3ForConditionalGeneration",), ABOUT=About(models="Gemma 3 with images"),
         others=_LLAVA_PARTS, kinds=("gemma3_text",), images=_gemma3_images,
+    ),
+    _IN_MODEL(
+        ARCHITECTURES=("Gemma3nForConditionalGeneration",),
+        ABOUT=About(models="Gemma 3n (E2B, E4B)", limits=f"text only; {gemma3n.LIMITS}"),
+        others=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+        kinds=("gemma3n_text",),
     ),
     _IN_MODEL(
         ARCHITECTURES=("Gemma4ForConditionalGeneration",),

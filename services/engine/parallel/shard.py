@@ -239,6 +239,8 @@ def _check(d: DecoderDescription, shard: Shard) -> None:
         if d.attention_layers and not all(any(d.attends(layer) for layer in stage) for stage in stages):
             raise SettingsError(f"{_PP}: each stage of this model needs a layer with attention; use fewer stages")
     check_division(n, numbers, shard.pp_size, d.num_layers)
+    for size in d.layer_inner:
+        check_division(n, {"columns of the MLP": size}, shard.pp_size, d.num_layers)
     for count in d.layer_heads:
         check_division(n, {"attention heads": count}, shard.pp_size, d.num_layers)
     for count in {d.num_kv_heads, *(count for count, _ in d.layer_kv_heads)}:

@@ -188,6 +188,11 @@ def is_exact(parameter: Parameter) -> bool:
 def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], job: Job) -> Plan:
     """Returns the plan. Raises SettingsError naming the tensor that cannot be split, or the contradictory option."""
     d = description
+    if d.streams is not None:
+        raise SettingsError(
+            "-i: models with several residual streams are not quantized by this tool; serve the model with "
+            "--quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round the weights while they are loaded"
+        )
     if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
         raise SettingsError(
             f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "

@@ -61,6 +61,8 @@ _SAMPLING_BYTES, _DRAWING_BYTES, _REUSED_BYTES = 56, 62, 17
 """Bytes per row and vocabulary entry for sampling on a CPU, for three kinds of rows: those with penalties and
 candidates; sampled ones; and those beyond the rows that are processed at once, whose memory they reuse.
 """
+_CUT_ROWS = 288
+"""Most rows for which the C++ library keeps gates and what they multiply, before it cuts them."""
 _COUNTING_BYTES, _FIRST_BYTES = 2**20, 4 * 2**20
 """Bytes that a measurement of main memory adds to the measured value, and bytes that the first sampling adds."""
 _DEVICES = {
@@ -205,6 +207,8 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
     else:
         # The C++ library writes the logits of all tokens that need logits into one buffer.
         passing += 4 * vocab * bounds.num_logits
+        if d.gate_cuts:
+            passing += 8 * d.intermediate_size * min(bounds.num_tokens, _CUT_ROWS)
     few, many = probe.few.num_tokens, probe.many.num_tokens
     at_once = int(probe.more_draws * few)
     drawing = int((_FIRST_BYTES + _DRAWING_BYTES * vocab * few) * probe.more_draws)
@@ -227,6 +231,7 @@ def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
         # values.
         heads += d.num_heads * (d.latent.query_dim + d.latent.value_dim)
     inner = (2 if d.gated_mlp else 1) * d.intermediate_size
+    streams = d.streams.count * d.hidden_size if d.streams else 0
     if d.experts is not None:
         e = d.experts
         width = e.latent_size or d.hidden_size
@@ -236,8 +241,8 @@ def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
         inner = max(chosen, inner if len(e.layers) < d.num_layers else 0)
     if backend == "cpp":
         # Sums are kept in 32 bits beside the activations.
-        return size * (8 * d.hidden_size + heads + inner) + (4 - size) * (2 * d.hidden_size + inner)
-    return size * (4 * d.hidden_size + heads + 3 * inner)
+        return size * (8 * d.hidden_size + heads + inner) + (4 - size) * (2 * d.hidden_size + inner) + 4 * streams
+    return size * (4 * d.hidden_size + heads + 3 * inner + 2 * streams)
 
 
 def _within(shape: Recurrent) -> int:

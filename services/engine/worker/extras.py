@@ -45,8 +45,8 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
     description = find_family(config).describe(config)
     if settings.adapters.enable_lora and (description.layer_heads or description.layer_kv_heads):
         raise SettingsError(
-            "--enable-lora: the layers of this model have different heads, for which adapters are not computed; merge "
-            "the LoRA adapter into the model's weights"
+            "--enable-lora: the layers of this model have different heads or share keys, for which adapters are not "
+            "computed; merge the LoRA adapter into the model's weights"
         )
     if settings.adapters.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
         raise SettingsError(

@@ -262,6 +262,7 @@ _ARCHITECTURES: dict[str, Callable[[Fields, Config], Config]] = {
     "gemma": lambda fields, config: {**named("Gemma"), **GELU},
     "gemma2": gemma.gemma2,
     "gemma3": gemma.gemma3,
+    "gemma3n": gemma.gemma3n,
     "gemma4": gemma.gemma4,
     "lfm2": recurrent.lfm2,
     "lfm2moe": recurrent.lfm2_moe,

@@ -14,7 +14,7 @@ RECURRENT = frozenset({"lfm2", "lfm2moe", "granitehybrid", "jamba", "nemotron_h"
 """Architectures in which layers without attention have 0 key heads in the file."""
 WITHOUT_ATTENTION = frozenset({"mamba", "mamba2"})
 """Architectures without attention and MLPs, which have no heads in the file."""
-UNEVEN = frozenset({"gemma4", "kimi-linear"})
+UNEVEN = frozenset({"gemma3n", "gemma4", "kimi-linear"})
 """Architectures with other heads, MLPs or positions than Llama's, which their own function reads."""
 
 
@@ -44,6 +44,13 @@ class Fields:
     def number(self, short: str, default: float | None = None) -> float:
         """Returns a number."""
         return self.model.number(self.name(short), default)
+
+    def numbers(self, short: str) -> list[float]:
+        """Returns a number for each layer."""
+        values = self.model.numbers(self.name(short))
+        if len(values) != self.num_layers:
+            raise self.model.fail(f"{self.name(short)} has {len(values)} numbers for {self.num_layers} layers")
+        return values
 
     def string(self, short: str, default: str) -> str:
         """Returns a string."""

@@ -1,5 +1,7 @@
 """Makes the fields of config.json that Gemma has besides Llama's. Called by `config`."""
 
+from statistics import NormalDist
+
 from antiphon.shared.models.gguf_model.fields import GELU, Config, Fields, named
 
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
@@ -27,6 +29,35 @@ def gemma3(fields: Fields, config: Config) -> Config:
         "rope_theta": fields.number("rope.freq_base", 1_000_000.0),
     }
     return {**named("Gemma3", "gemma3_text"), **GELU, **window, **_query_scalar(config, _GEMMA3_27B_LAYERS)}
+
+
+def gemma3n(fields: Fields, config: Config) -> Config:
+    """Gemma 3n: the sizes of some parts are those of their tensors."""
+    if fields.integer("altup.active_idx", 0):
+        raise fields.model.fail("layers that compute with another stream than the first are not supported")
+    slides = fields.per_layer("attention.sliding_window_pattern")
+    rows = {}
+    for field, name in (("vocab_size_per_layer_input", "per_layer_token_embd"), ("laurel_rank", "blk.0.laurel_l")):
+        if (tensor := fields.model.tensors.get(f"{name}.weight")) is None:
+            raise fields.model.fail(f"the tensor {name}.weight is missing")
+        rows[field] = tensor.shape[0]
+    cuts = fields.numbers("activation_sparsity_scale")  # in deviations; the converter writes minus infinity for none
+    return {
+        **named("Gemma3n", "gemma3n_text"),
+        **GELU,
+        **rows,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", config["num_attention_heads"]),
+        "intermediate_size": fields.each("feed_forward_length"),
+        "num_kv_shared_layers": fields.integer("attention.shared_kv_layers"),
+        "layer_types": ["sliding_attention" if slid else "full_attention" for slid in slides],
+        "sliding_window": fields.integer("attention.sliding_window"),
+        "hidden_size_per_layer_input": fields.integer("embedding_length_per_layer_input"),
+        "altup_num_inputs": fields.integer("altup.num_inputs"),
+        "activation_sparsity_pattern": [NormalDist().cdf(cut) for cut in cuts],
+        "final_logit_softcapping": fields.number("final_logit_softcapping", 30.0),
+        "rope_local_base_freq": fields.number("rope.freq_base_swa", 10_000.0),
+        "rope_theta": fields.number("rope.freq_base", 1_000_000.0),
+    }
 
 
 def gemma4(fields: Fields, config: Config) -> Config:

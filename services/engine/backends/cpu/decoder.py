@@ -34,7 +34,7 @@ from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.services.engine.worker.capacity.kv_cache import padded_heads
 from antiphon.services.engine.worker.capacity.memory import fetch
 from antiphon.services.engine.worker.interface import WeightMemory
-from antiphon.services.engine.worker.loading.parameters import Matrix, ParameterReader, made_plain
+from antiphon.services.engine.worker.loading.parameters import Matrix, ParameterReader, made_plain, stream_router
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,15 @@ STATE_DIM_MAX = 256
 """Largest dimension of the heads of a gated delta rule, and of the states of a state space."""
 CONVOLUTION_MAX = 16
 """Most tokens that a convolution reads."""
+STREAMS_MAX = 8
+"""Most residual streams."""
 _CPU = torch.device("cpu")
 _PANEL = 32
 """Number of rows in a panel of the library. If a matrix is multiplied in parts, these have whole panels."""
 _NORMS = {
     **{name: name for name in ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm", "input_after")},
     **{name: name for name in ("draft_embedding_norm", "draft_hidden_norm", "draft_norm")},
+    "side.after": "side_after",
     "experts.norm": "experts_norm",
     "experts.after": "after_experts",
     "mlp.after": "after_mlp",
@@ -57,7 +60,7 @@ _NORMS = {
 """Names of norms of a layer, and how the library calls them."""
 _MATRICES = {
     **{name: name for name in ("o", "up", "down", "router", "shared.up", "shared.down", "shared.gate", "q_up")},
-    **{name: name for name in ("input_gate", "input_out", "draft_input")},
+    **{name: name for name in ("input_gate", "input_out", "draft_input", "side.in", "side.out")},
     "experts.in": "experts.in",
     "experts.out": "experts.out",
     "mix_in": "qkv",
@@ -184,6 +187,10 @@ class NativeDecoder:
             self._table(-1, "inputs", reader.tensor("layer_inputs.table"))
             self._norm(reader, -1, "inputs_norm", "layer_inputs.norm")
             self._matrix(-1, "inputs.in", 0, partial(reader.matrix, "layer_inputs.in"), None)
+        if d.streams is not None:
+            for which in ("streams.in", "streams.out"):
+                for number in range(d.streams.count - 1):
+                    self._matrix(-1, which, number, partial(reader.matrix, f"{which}.{number}"), None)
         # Read once, because the reader counts the bytes that it reads.
         embedding = cache(lambda: reader.tensor("embedding"))
         as_it_is = self._matrix(-1, "head", 0, lambda: self._head(reader, embedding), _bias(reader, "head"))
@@ -222,12 +229,24 @@ class NativeDecoder:
             self._vector(layer, "qk_norm", self._qk_norm(reader, d, prefix))
         if d.experts is not None and d.has_experts(layer):
             self._load_experts(reader, layer, d.experts.num_experts)
+        self._load_factors(reader, layer)
         if d.layer_scales:
             self._vector(layer, "scale", reader.floats(f"{prefix}.scale"))
         if reader.has(f"{prefix}.xielu"):
             self._vector(layer, "xielu", xielu_numbers(reader.exact(f"{prefix}.xielu")))
         if d.attention_sinks and reader.has(f"{prefix}.sinks"):
             self._vector(layer, "sinks", reader.exact(f"{prefix}.sinks") * math.log2(math.e))
+
+    def _load_factors(self, reader: ParameterReader, layer: int) -> None:
+        """Passes the numbers by which a layer cuts gates and mixes streams."""
+        d, prefix = self.description, f"layers.{layer}"
+        if d.gate_cuts and (cut := d.gate_cuts[layer]) is not None:
+            self._vector(layer, "gate_cut", torch.tensor([cut]))
+        if d.streams is None:
+            return
+        self._vector(layer, "stream_router", stream_router(reader, prefix))
+        for part in ("predict", "correct", "scale"):
+            self._vector(layer, f"stream_{part}", reader.exact(f"{prefix}.streams.{part}"))
 
     def _qk_norm(self, reader: ParameterReader, d: DecoderDescription, prefix: str) -> Tensor:
         """Returns the weights of the norms of queries and keys, a row for each head."""

@@ -74,6 +74,9 @@ _SPEC_INTEGERS = (
     "attends_beside",
     "mix_rank",
     "mix_norm_kind",
+    "num_streams",
+    "side_rank",
+    "cuts_gates",
 )
 _SPEC_FLOATS = (
     "norm_eps",

@@ -71,6 +71,7 @@ def make_spec(
         value_norm=d.value_norm,
         group=d.num_heads // min(count for count, _ in d.layer_kv_heads) if d.layer_kv_heads else 0,
         **_input_fields(d.layer_inputs, dtype),
+        **_stream_fields(d),
         num_draft_layers=d.num_draft_layers,
         **_growth_fields(d.query_growth),
         chunked_windows=d.chunked_windows,
@@ -139,6 +140,12 @@ def _input_fields(inputs: LayerInputs | None, dtype: torch.dtype) -> dict[str, A
         return {}
     scale = torch.tensor(inputs.size**0.5, dtype=dtype).item()
     return {"input_size": inputs.size, "input_rows": inputs.vocab_size, "input_scale": scale}
+
+
+def _stream_fields(d: DecoderDescription) -> dict[str, Any]:
+    """Returns the fields of the spec about residual streams, and gates that are cut."""
+    streams = {"num_streams": d.streams.count, "side_rank": d.streams.side_rank} if d.streams else {}
+    return {"cuts_gates": bool(d.gate_cuts), **streams}
 
 
 def _expert_fields(experts: Experts | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from antiphon.services.engine.backends.cpu.decoder import (
     CONVOLUTION_MAX,
     HEAD_DIM_MAX,
     STATE_DIM_MAX,
+    STREAMS_MAX,
     NativeDecoder,
 )
 from antiphon.services.engine.backends.cpu.kv_memory import PanelMemory
@@ -99,6 +100,8 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return f"the heads of linear attention have more than {STATE_DIM_MAX} dimensions"
     if isinstance(recurrent, StateSpace | ChannelSpace) and recurrent.state_dim > STATE_DIM_MAX:
         return f"the states of state spaces have more than {STATE_DIM_MAX} dimensions"
+    if description.streams is not None and description.streams.count > STREAMS_MAX:
+        return f"the model has more than {STREAMS_MAX} residual streams"
     if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None

@@ -15,6 +15,8 @@ from antiphon.services.engine.models.config_fields import (
     boolean,
     config_error,
     integer,
+    integer_or_zero,
+    kv_sources,
     layer_windows,
     llama_like,
     optional_number,
@@ -87,7 +89,7 @@ def describe(config: Config) -> DecoderDescription:
     # The heads' widths differ, so the rotation of each kind of layer is that of its own width.
     wide = ropes_by_kind(fields, heads[-1][1], _ROPES)
     narrow = ropes_by_kind(fields, integer(fields, "head_dim"), _ROPES)
-    first_shared = len(windows) - _count(fields, "num_kv_shared_layers", 0)
+    sources, first_shared = kv_sources(windows, integer_or_zero(fields, "num_kv_shared_layers", 0))
     unused = (f"model.layers.{layer}.self_attn.{part}." for layer in range(first_shared, len(windows)) for part in _KV)
     details: dict[str, Any] = {
         "residual": "normed",
@@ -109,13 +111,14 @@ def describe(config: Config) -> DecoderDescription:
         "layer_scales": True,
         "other_parts": tuple(unused),
         "experts": _experts(fields, len(windows)),
-        **_sharing(fields, windows, first_shared),
+        "kv_sources": sources,
+        **_widths(fields, first_shared, len(windows)),
     }
     if len({count * width for count, width in heads}) > 1:
         details["kv_slabs"] = slabs_of(heads, range(first_shared))
     if boolean(fields, "attention_k_eq_v", False):
         details["keys_as_values"] = frozenset(layer for layer, window in enumerate(windows) if window is None)
-    if size := _count(fields, "hidden_size_per_layer_input", 0 if unified else _INPUTS):
+    if size := integer_or_zero(fields, "hidden_size_per_layer_input", 0 if unified else _INPUTS):
         rows = integer(fields, "vocab_size_per_layer_input", integer(fields, "vocab_size"))
         details["layer_inputs"] = LayerInputs(size=size, vocab_size=rows)
     return llama_like({**fields, "rope_parameters": None}, "gemma4", **details)
@@ -124,11 +127,6 @@ def describe(config: Config) -> DecoderDescription:
 def has_mutual_images(config: Config) -> bool:
     """Whether the tokens of an image attend to each other in both directions, as in the larger models."""
     return config.get("use_bidirectional_attention") == "vision"
-
-
-def _count(config: Config, name: str, usual: int) -> int:
-    """Returns an integer field that may be 0."""
-    return 0 if config.get(name, usual) == 0 else integer(config, name, usual)
 
 
 def _windows(config: Config) -> tuple[int | None, ...]:
@@ -159,23 +157,13 @@ def _kv_heads(config: Config, layer: int, sees_all: bool) -> tuple[int, int]:
     return integer(own, "num_key_value_heads"), integer(own, "head_dim")
 
 
-def _sharing(config: Config, windows: tuple[int | None, ...], first_shared: int) -> dict[str, Any]:
-    """Returns the fields about layers that read the keys and values of the last earlier layer of their kind."""
-    if first_shared == len(windows):
+def _widths(config: Config, first_shared: int, num_layers: int) -> dict[str, Any]:
+    """Returns the widths of MLPs if they are wider in layers that read the keys and values of others."""
+    if first_shared == num_layers or not boolean(config, "use_double_wide_mlp", False):
         return {}
-    if first_shared < 1:
-        raise config_error("'num_kv_shared_layers' must leave layers with keys and values of their own.")
-    own = {windows[layer]: layer for layer in range(first_shared)}
-    if not set(windows) <= own.keys():
-        raise config_error("'num_kv_shared_layers': there is no earlier layer of the same type for some of them.")
-    fields: dict[str, Any] = {
-        "kv_sources": tuple(layer if layer < first_shared else own[window] for layer, window in enumerate(windows))
-    }
-    if boolean(config, "use_double_wide_mlp", False):
-        inner = integer(config, "intermediate_size")
-        fields["layer_inner"] = (inner,) * first_shared + (2 * inner,) * (len(windows) - first_shared)
-        fields["intermediate_size"] = 2 * inner
-    return fields
+    inner = integer(config, "intermediate_size")
+    widths = (inner,) * first_shared + (2 * inner,) * (num_layers - first_shared)
+    return {"layer_inner": widths, "intermediate_size": 2 * inner}
 
 
 def _experts(config: Config, num_layers: int) -> Experts | None:

@@ -55,7 +55,11 @@ class InputGate:
 
     def __call__(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         """Hidden [n, hidden] and the layer's inputs [n, size] → hidden [n, hidden]."""
-        return self.norm.add_to(hidden, self.out(ACTIVATIONS[self.activation](self.gate(hidden)) * inputs))
+        return hidden + self.let_in(hidden, inputs)
+
+    def let_in(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        """Hidden [n, hidden] and the layer's inputs [n, size] → what is added [n, hidden]."""
+        return self.norm(self.out(ACTIVATIONS[self.activation](self.gate(hidden)) * inputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The MLPs of a decoder, with one interface: x [n, hidden] → [n, hidden]. Created by the weight loader.
 
 GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
+SparseMlp  the same with gates of which most become zero before the activation (`DecoderDescription.gate_cuts`)
 PlainMlp   down(act(up(x)))
 ExpertMlp  the weighted sum of the selected experts, plus the shared expert's output (times its gate, if it has one)
 NoMlp      nothing: the layer has no MLP
@@ -67,6 +68,36 @@ class GatedMlp(Mlp):
         if self._scales == UNSCALED:
             return self._activation(self.gate_up(x))
         return self._activation(with_scaled_gates(self.gate_up(x), self._scales)) * self._scales[1]
+
+
+class SparseMlp(GatedMlp):
+    """A gated MLP whose gates are cut, see `DecoderDescription.gate_cuts`."""
+
+    def __init__(
+        self,
+        gate_up: Linear,
+        down: Linear,
+        activation: ActivationKind,
+        cut: float,
+        ranks: int = 1,
+        all_sum: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> None:
+        """`ranks`: number of those that divide the gates; `all_sum` sums over them."""
+        super().__init__(gate_up, down, activation)
+        self._cut, self._ranks, self._all_sum = cut, ranks, all_sum
+
+    def _inner(self, x: Tensor) -> Tensor:
+        gate_up = self.gate_up(x)
+        gates = gate_up[:, : gate_up.shape[1] // 2]
+        wide = gates.to(torch.float32)
+        above = wide - self._mean(wide)
+        deviation = self._mean(above.square()).sqrt()
+        gates.copy_((above - deviation * self._cut).clamp_(min=0))
+        return self._activation(gate_up)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """X [n, gates of this rank] → the mean of all ranks' numbers, [n, 1]."""
+        return self._all_sum(x.sum(1, keepdim=True)) / (self._ranks * x.shape[1])
 
 
 def with_scaled_gates(gate_up: Tensor, scales: tuple[float, float]) -> Tensor:

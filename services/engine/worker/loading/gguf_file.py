@@ -91,6 +91,10 @@ class GgufFile:
         if match is None:
             stem = tensor.name.rpartition(".")[0]
             name = outer_name(self._architecture, tensor.name)
+            if len(tensor.shape) == _STACK_DIMENSIONS:
+                for number in range(tensor.shape[0]):
+                    self._enter(name.format(number), tensor, tensor.shape[1:], number)
+                return
             self._enter(name, tensor, tensor.shape, change=self._changes.undo(stem, tensor.shape[0]))
             return
         layer, inner = int(match[1]), match[2]

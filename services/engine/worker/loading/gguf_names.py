@@ -50,7 +50,7 @@ class _Names:
     whole: Mapping[str, str] = field(default_factory=_none)
     """The same with endings, where a family's name has another ending or none."""
     outer: Mapping[str, str] = field(default_factory=_none)
-    """Those outside of layers, without endings."""
+    """Those outside of layers, without endings. `{}` stands for the number of one of several matrices in a tensor."""
     layers: str = "model.layers"
     expert: str = "mlp.experts.{}.{}_proj"
     """The matrix of an expert, by number and part."""
@@ -92,12 +92,40 @@ _GEMMA = _Names(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
-_GEMMA4 = _Names(
+_LAYER_INPUTS = _Names(
     inner={
         **_GEMMA.inner,
         "inp_gate": "per_layer_input_gate",
         "proj": "per_layer_projection",
         "post_norm": "post_per_layer_input_norm",
+    },
+    outer={
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+)
+_GEMMA3N = _Names(
+    inner={
+        **_LAYER_INPUTS.inner,
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_correct_coef": "altup.correction_coefs",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    },
+    whole={"altup_correct_scale.weight": "altup.correct_output_scale"},
+    outer={
+        **_LAYER_INPUTS.outer,
+        "altup_proj": "model.altup_projections.{}",
+        "altup_unembd_proj": "model.altup_unembed_projections.{}",
+    },
+)
+_GEMMA4 = _Names(
+    inner={
+        **_LAYER_INPUTS.inner,
         "ffn_gate_inp": "router.proj",
         "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
         "post_ffw_norm_1": "post_feedforward_layernorm_1",
@@ -108,11 +136,7 @@ _GEMMA4 = _Names(
         "ffn_gate_inp.scale": "router.scale",
         "ffn_down_exps.scale": "router.per_expert_scale",
     },
-    outer={
-        "per_layer_token_embd": "model.embed_tokens_per_layer",
-        "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm",
-    },
+    outer=_LAYER_INPUTS.outer,
     stacked={"gate_up": "experts.gate_up_proj", "down": "experts.down_proj"},
 )
 _LFM2 = _Names(
@@ -221,6 +245,7 @@ _ARCHITECTURES = {
     ),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
     "granitehybrid": _Names(inner=_under("mamba", _MAMBA2), whole=_under("mamba", _MAMBA2_WHOLE)),
     "jamba": _Names(
@@ -258,7 +283,10 @@ _USUAL = _Names()
 
 
 def outer_name(architecture: str, name: str) -> str:
-    """Returns the family's name of a tensor outside of layers; an unknown name unchanged, for the reader's check."""
+    """Returns the family's name of a tensor outside of layers; an unknown name unchanged, for the reader's check.
+
+    If the tensor has several matrices, `{}` in the name stands for the number of one.
+    """
     stem, _, kind = name.rpartition(".")
     outer = _of(architecture).outer
     return f"{outer.get(stem) or _OUTER.get(stem, stem)}.{kind}"

@@ -213,6 +213,12 @@ def made_plain(names: Sequence[str], dtype: torch.dtype) -> str:
     )
 
 
+def stream_router(reader: ParameterReader, prefix: str) -> Tensor:
+    """Returns the router of a layer's streams [streams, hidden] float32, with the factors of what it reads."""
+    router, norm = reader.exact(f"{prefix}.streams.router"), reader.exact(f"{prefix}.streams.norm")
+    return router * (norm / len(norm))
+
+
 def within_layer(name: str) -> str:
     """Returns a matrix's name without its layer, such as `qkv` for `layers.3.qkv`."""
     return _LAYER.sub("", name)

@@ -27,6 +27,7 @@ from antiphon.services.engine.models.layers.mlp import (
     Mlp,
     NoMlp,
     SharedExpert,
+    SparseMlp,
 )
 from antiphon.services.engine.models.layers.norm import Norm
 from antiphon.services.engine.models.layers.recurrent import (
@@ -38,6 +39,7 @@ from antiphon.services.engine.models.layers.recurrent import (
     StateSpaceWeights,
     scaled_kernel,
 )
+from antiphon.services.engine.models.layers.streams import SideProduct, StreamEnds, StreamMix
 from antiphon.services.engine.models.layout import Parameter
 from antiphon.services.engine.models.operations import TORCH_OPERATIONS, Operations
 from antiphon.services.engine.models.recurrent_kinds import (
@@ -52,7 +54,7 @@ from antiphon.services.engine.parallel.linear import Summed
 from antiphon.services.engine.parallel.shard import is_summed, local_description
 from antiphon.services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from antiphon.services.engine.quantization.weight import QuantizedWeight
-from antiphon.services.engine.worker.loading.parameters import ParameterReader, within_layer
+from antiphon.services.engine.worker.loading.parameters import ParameterReader, stream_router, within_layer
 
 
 def load_weights(
@@ -80,6 +82,7 @@ def load_weights(
             head=_head(embedding, loader, description),
             positions=reader.owned("positions") if reader.has("positions") else None,
             layer_inputs=_layer_inputs(loader, description),
+            streams=_stream_ends(loader, description),
         )
         return replace(weights, nbytes=reader.read_bytes)
 
@@ -185,6 +188,8 @@ def _layer(loader: _Loader, description: DecoderDescription, index: int) -> Laye
         beside=(loader.linear(mixers[0]), loader.linear(mixers[1])) if recurrent and attends else None,
         experts_beside=_beside(loader, description, name) if description.has_both(index) else None,
         ending=_ending(loader, description, index),
+        streams=_streams(loader, description, index),
+        side=_side(loader, name) if description.streams is not None else None,
         draft=_draft(loader, name) if index >= description.num_model_layers else None,
     )
 
@@ -278,6 +283,8 @@ def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
     if not description.has_mlp(index):
         return NoMlp()
     up, down = loader.linear(f"{name}.up"), loader.linear(f"{name}.down")
+    if description.gate_cuts and (cut := description.gate_cuts[index]) is not None:
+        return SparseMlp(up, down, activation, cut, loader.reader.shard.tp_size, loader.ranks.all_sum)
     numbers = xielu_numbers(loader.reader.exact(f"{name}.xielu")) if activation == "xielu" else None
     return loader.operations.mlp(up, down, activation, description.gated_mlp, numbers, description.mlp_scales)
 
@@ -295,16 +302,50 @@ def _layer_inputs(loader: _Loader, description: DecoderDescription) -> LayerInpu
 
 
 def _ending(loader: _Loader, description: DecoderDescription, index: int) -> LayerEnding | None:
-    name, gate = f"layers.{index}", None
-    if description.layer_inputs is not None:
-        gate = InputGate(
-            gate=loader.linear(f"{name}.input_gate"),
-            out=loader.linear(f"{name}.input_out"),
-            norm=loader.norm(f"{name}.input_after"),
-            activation=description.activation,
-        )
+    if description.streams is not None:
+        return None
+    name = f"layers.{index}"
+    gate = None if description.layer_inputs is None else _input_gate(loader, description, name)
     scale = loader.reader.owned(f"{name}.scale") if description.layer_scales else None
     return None if gate is None and scale is None else LayerEnding(index, gate, scale)
+
+
+def _input_gate(loader: _Loader, description: DecoderDescription, name: str) -> InputGate:
+    return InputGate(
+        gate=loader.linear(f"{name}.input_gate"),
+        out=loader.linear(f"{name}.input_out"),
+        norm=loader.norm(f"{name}.input_after"),
+        activation=description.activation,
+    )
+
+
+def _stream_ends(loader: _Loader, description: DecoderDescription) -> StreamEnds | None:
+    if description.streams is None:
+        return None
+    numbers = range(description.streams.count - 1)
+    ins, outs = (tuple(loader.linear(f"streams.{which}.{number}") for number in numbers) for which in ("in", "out"))
+    return StreamEnds(ins, outs)
+
+
+def _streams(loader: _Loader, description: DecoderDescription, index: int) -> StreamMix | None:
+    if description.streams is None:
+        return None
+    name = f"layers.{index}"
+    return StreamMix(
+        layer=index,
+        router=stream_router(loader.reader, name),
+        eps=description.norm_eps,
+        predict=loader.reader.exact(f"{name}.streams.predict"),
+        correct=loader.reader.exact(f"{name}.streams.correct"),
+        scale=loader.reader.owned(f"{name}.streams.scale"),
+        gate=_input_gate(loader, description, name),
+    )
+
+
+def _side(loader: _Loader, name: str) -> SideProduct:
+    return SideProduct(
+        loader.linear(f"{name}.side.in"), loader.linear(f"{name}.side.out"), loader.norm(f"{name}.side.after")
+    )
 
 
 def _beside(loader: _Loader, description: DecoderDescription, name: str) -> ExpertsBeside:

@@ -45,6 +45,20 @@ def test_gemmas_windows_alternate_by_their_pattern() -> None:
     assert third.max_positions == 128
 
 
+def test_gemma_3ns_first_layers_cut_gates_and_its_last_ones_borrow_keys() -> None:
+    layers = {"num_hidden_layers": 12, "num_kv_shared_layers": 4, "sliding_window": 8}
+    older = describe("Gemma3nForCausalLM", rope_theta=5e5, rope_local_base_freq=500.0, **layers)
+    assert older.sliding_windows == ((8,) * 4 + (None,)) * 2 + (8, 8)
+    assert older.kv_sources == (0, 1, 2, 3, 4, 5, 6, 7, 7, 4, 7, 7)
+    assert older.attention_layers == tuple(range(8))
+    assert older.gate_cuts == (pytest.approx(1.6448536),) * 10 + (None, None)
+    assert older.rope is not None
+    assert older.local_rope is not None
+    assert (older.rope.theta, older.local_rope.theta) == (5e5, 500.0)
+    ropes = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 500.0}}
+    assert describe("Gemma3nForCausalLM", rope_parameters=ropes, **layers) == older
+
+
 def test_longrope_has_other_divisors_beyond_the_original_context() -> None:
     scaling = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     description = describe("Phi3ForCausalLM", original_max_position_embeddings=32, rope_scaling=scaling)
@@ -271,6 +285,11 @@ def test_jambas_layers_take_turns() -> None:
         ("QWenLMHeadModel", {"no_bias": False}, "no_bias"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma3nForCausalLM", {"altup_active_idx": 1}, "altup_active_idx"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 6}, "must leave layers"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 3}, "no earlier layer of the same type"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 0, "intermediate_size": [96]}, "for each of 6 layers"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 0, "activation_sparsity_pattern": 1.0}, "from 0 to below 1"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor"),
         ("GPTNeoXForCausalLM", {"hidden_act": "mish"}, "mish"),
         ("Qwen2MoeForCausalLM", {"shared_expert_intermediate_size": 32}, "num_experts"),

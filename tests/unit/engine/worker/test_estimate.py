@@ -50,6 +50,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 256,
         },
     ),
+    "streams": (
+        "gemma3n_text",
+        {
+            **WIDE,
+            "head_dim": 64,
+            "intermediate_size": [1408, 1408, 2048, 1408],
+            "hidden_size_per_layer_input": 64,
+            "laurel_rank": 32,
+        },
+    ),
     "no gate": ("gpt_neox", {**WIDE, "num_hidden_layers": 4, "intermediate_size": 2048}),
 }
 
@@ -108,6 +118,8 @@ def compare(chosen: EngineSettings, directory: Path, rel: float = 0.1) -> Needs:
         ("tied, a large vocabulary", {"cpu_backend": "torch", "dtype": "bfloat16", "max_num_seqs": 16}),
         ("experts", {"quantization": "ifq", "max_num_seqs": 16}),
         ("no gate", {"max_num_seqs": 16}),
+        ("streams", {"max_num_seqs": 16}),
+        ("streams", {"cpu_backend": "torch", "dtype": "float32", "max_num_seqs": 16}),
     ],
 )
 def test_an_engine_takes_what_was_predicted(shape: str, changes: dict[str, Any], model: Any) -> None:

@@ -51,6 +51,8 @@ struct antiphon_Spec {
   int64_t mix_rank;        // width of the vectors that decays and gates of a delta rule of channels are made of
   // Where a state space has its norm: of the products with the gates, before them, nowhere. Of channels: whether it has.
   int64_t mix_norm_kind;
+  int64_t num_streams, side_rank;  // residual streams, and the rank beside attention (streams.h); 0: there is one
+  int64_t cuts_gates;              // whether layers may have "gate_cut", by which gates of MLPs become zero (mlp.h)
   float norm_eps, query_scale, attention_softcap, logits_softcap, logits_scale, embedding_scale, expert_scale;
   float latent_eps;  // of the norms of latents
   float query_growth_rate;

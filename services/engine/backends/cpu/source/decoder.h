@@ -104,6 +104,7 @@ class Decoder {
     if (experts_.count) Experts<T>::prepare(expert_buffers_, experts_, tokens_, spec_.hidden_size);
     if (spec_.experts_beside) beside_ = beside_buffer_.rows(tokens_, spec_.hidden_size);
     Ending<T>::prepare(ending_buffers_, spec_, tokens_);
+    if (spec_.cuts_gates) cut_ = cut_buffer_.rows(std::min(tokens_, kPassRows), gated_columns(spec_.intermediate_size));
     if (spec_.lora_slots) lora_inner_ = lora_buffer_.rows(tokens_, kLoraParts * spec_.lora_rank);
     if ((long)given_.size() < logits) given_.resize(logits);
     drafts_.prepare(spec_, tokens_);
@@ -122,7 +123,7 @@ class Decoder {
     list_lora_rows(step);
     rows_apart_ = can_go_by_rows() && !has_lora_ ? rows_apart() : 0;
     prepare_own(rows_apart_);
-    keep_sums({tokens_, asked_.count}, step.num_logits);
+    keep_sums({tokens_, asked_.count, spec_.cuts_gates ? std::min(tokens_, kPassRows) : 0}, step.num_logits);
     list_tiles(step);
     moves_ = {step.query_start_loc, step.state_sources, step.state_starts, step.state_ends, step.state_slots,
               step.num_sequences};
@@ -221,12 +222,16 @@ class Decoder {
   void keep_sums(std::initializer_list<long> counts, long num_logits) {
     long most = kept_size(num_logits, weights.head.matrix);
     if (weights.inputs_in.matrix) most = std::max(most, kept_size(tokens_, weights.inputs_in.matrix));
+    for (const auto* streams : {&weights.stream_in, &weights.stream_out})
+      for (const Packed<T>& packed : *streams)
+        for (const long rows : counts) most = std::max(most, kept_size(rows, packed.matrix));
     for (const Layer<T>& layer : weights.layers)
       for (const long rows : counts) {
         for (const Packed<T>* packed :
              {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down, &layer.query_up,
-              &layer.gate, &layer.input_gate, &layer.input_out, &layer.draft_input, &layer.mix_in, &layer.mix_out,
-              &layer.mix_select, &layer.mix_step, &layer.mix_decay, &layer.mix_out_gate})
+              &layer.gate, &layer.input_gate, &layer.input_out, &layer.side_in, &layer.side_out, &layer.draft_input,
+              &layer.mix_in, &layer.mix_out, &layer.mix_select, &layer.mix_step, &layer.mix_decay,
+              &layer.mix_out_gate})
           if (packed->matrix) most = std::max(most, kept_size(rows, packed->matrix));
         most = std::max(most, Experts<T>::kept_size(experts_, layer, rows));
       }
@@ -398,6 +403,7 @@ class Decoder {
       case Residual::normed:
       case Residual::post_normed:
         add_normed(layer.after_attention_norm, b);
+        ending().beside(layer, b);
         norm(layer.mlp_norm, b, b.normed);
         mlp(layer, b, b.normed, target);
         if (beside(layer)) add_experts(layer, b);
@@ -537,7 +543,9 @@ class Decoder {
           .run(layer, expert_buffers_, x, x, b.count, spec_.hidden_size, target);
     const bool gated = spec_.gated_mlp != 0;
     activation.gate_scale = spec_.mlp_gate_scale, activation.scale = spec_.mlp_scale;
-    if (has_lora_)
+    if (!layer.gate_cut.empty())
+      mlp_inner_cut(pool_, layer.up.matrix, layer.gate_cut[0], activation, x, b.count, kept, cut_, b.inner);
+    else if (has_lora_)
       mlp_inner(pool_, layer.up.matrix, gated, activation, x, b.count, kept, b.inner,
                 lora(layer, LoraTarget::up, b));
     else
@@ -557,14 +565,14 @@ class Decoder {
   DraftInputs<T> drafts_;
 
   BatchBuffers<T> all_buffers_, asked_buffers_;
-  RowBuffer<float> qkv_buffer_, angle_buffer_, gate_buffer_, beside_buffer_;
+  RowBuffer<float> qkv_buffer_, angle_buffer_, gate_buffer_, beside_buffer_, cut_buffer_;
   RowBuffer<TermOf<T>> query_buffer_, sampled_buffer_;
   ExpertBuffers<T> expert_buffers_;
   EndingBuffers<T> ending_buffers_;
   HeadBuffers head_buffers_;
   Memory kept_;
   Batch<T> all_, asked_;  // rows of all tokens; of the tokens whose final hidden states are requested
-  Rows<float> qkv_, angles_, gates_, beside_;
+  Rows<float> qkv_, angles_, gates_, beside_, cut_;
   Rows<float> mixed_;  // inputs of the mixers with recurrent states, in or behind `qkv_`
   std::vector<float> growth_;  // of each token, the factor on queries; empty: there is none
   Inputs<T> sampled_;

@@ -66,4 +66,35 @@ void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, const Activation& ac
   });
 }
 
+// Returns the columns of a matrix of gates and what they are multiplied with.
+inline long gated_columns(long inner) { return 2 * round_up(inner, kPanel); }
+
+// The same for a gated MLP whose gates g become max(0, g - mean(g) - cut * deviation(g)) before the activation. `sums`
+// has up to kPassRows rows of all columns.
+template <class T>
+void mlp_inner_cut(Pool& pool, const Linear<T>& up, float cut, const Activation& activation, Inputs<T> x, long rows,
+                   float* kept, Rows<float> sums, Inputs<T> inner) {
+  const long width = up.out / 2;
+  const auto some = [&](long d) { return std::min(kLanes, width - d); };
+  const long most = even_part(rows, kPassRows);
+  for (long first = 0; first < rows; first += most) {
+    const long count = std::min(most, rows - first);
+    linear(pool, up, x.from(first), count, kept, Target{sums, false});
+    pool.each(count, [&](long row) {
+      const float* const gates = sums.row(row);  // 16 of them, then the 16 numbers that they are multiplied with
+      Vec total = {}, squares = {};
+      for (long d = 0; d < width; d += kLanes) total += load_some(gates + 2 * d, some(d));
+      const float middle = sum_lanes(total) / (float)width;
+      for (long d = 0; d < width; d += kLanes) {
+        const Vec off = load_some(gates + 2 * d, some(d)) - middle;
+        squares += select(lane_numbers() < (int32_t)some(d), off * off, Vec{});
+      }
+      const float least = middle + std::sqrt(sum_lanes(squares) / (float)width) * cut;
+      TermOf<T>* const to = inner.row(first + row);
+      for (long d = 0; d < round_up(width, kPanel); d += kLanes)
+        store(to + d, activate<T>(activation, max(load(gates + 2 * d) - least, Vec{})) * load(gates + 2 * d + kLanes));
+    });
+  }
+}
+
 }  // namespace antiphon

@@ -24,6 +24,7 @@ class ModelOf final : public Model {
     const bool delta = (Mixer)spec.mixer == Mixer::delta || (Mixer)spec.mixer == Mixer::channel_delta;
     if (std::max(spec.mix_key_dim, delta ? spec.mix_value_dim : 0) > kStateDim)
       throw std::invalid_argument("heads of a recurrent layer may have at most 256 dimensions");
+    if (spec.num_streams > kStreamsMax) throw std::invalid_argument("there may be at most 8 residual streams");
     if (decoder_.cache_shape().width > kWidthMax) throw std::invalid_argument("heads may have at most 576 dimensions");
   }
 
@@ -110,12 +111,14 @@ class ModelOf final : public Model {
 
   int64_t weight_bytes() const override {
     int64_t total = decoder_.weights.head.bytes() + decoder_.weights.inputs_in.bytes();
+    for (const auto* streams : {&decoder_.weights.stream_in, &decoder_.weights.stream_out})
+      for (const Packed<T>& packed : *streams) total += packed.bytes();
     for (const Layer<T>& layer : decoder_.weights.layers) {
       for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.router, &layer.shared_up,
                                       &layer.shared_down, &layer.shared_gate, &layer.query_up, &layer.gate, &layer.expert_in,
                                       &layer.expert_out, &layer.input_gate, &layer.input_out, &layer.draft_input,
                                       &layer.mix_in, &layer.mix_out, &layer.mix_select, &layer.mix_step, &layer.mix_decay,
-                                      &layer.mix_out_gate})
+                                      &layer.mix_out_gate, &layer.side_in, &layer.side_out})
         total += packed->bytes();
       for (const auto* matrices : {&layer.qkv_below, &layer.expert_up, &layer.expert_down, &layer.latent_key,
                                    &layer.latent_value})
@@ -183,6 +186,8 @@ class ModelOf final : public Model {
     if (is_below(name, expert)) return one_of(at(layer).qkv_below, kQkvParts - 1, expert - 1);
     if (name == "head") return decoder_.weights.head;
     if (name == "inputs.in") return decoder_.weights.inputs_in;
+    if (name == "streams.in") return one_of(decoder_.weights.stream_in, spec_.num_streams - 1, expert);
+    if (name == "streams.out") return one_of(decoder_.weights.stream_out, spec_.num_streams - 1, expert);
     if (name == "experts.up") return one_of(at(layer).expert_up, spec_.num_experts, expert);
     if (name == "experts.down") return one_of(at(layer).expert_down, spec_.num_experts, expert);
     if (name == "latent.key") return one_of(at(layer).latent_key, spec_.num_heads, expert);
@@ -209,6 +214,8 @@ class ModelOf final : public Model {
         {"input_gate", &Layer<T>::input_gate},
         {"input_out", &Layer<T>::input_out},
         {"draft_input", &Layer<T>::draft_input},
+        {"side.in", &Layer<T>::side_in},
+        {"side.out", &Layer<T>::side_out},
     };
     const auto place = places.find(name);
     if (place == places.end()) throw std::invalid_argument("no matrix is called " + name);
@@ -226,6 +233,7 @@ class ModelOf final : public Model {
     if (name == "qk_norm") return at(layer).qk_norm;
     if (name == "sinks") return at(layer).sinks;
     if (name == "xielu") return at(layer).xielu;
+    if (name == "gate_cut") return at(layer).gate_cut;
     if (name == "conv") return at(layer).conv;
     if (name == "conv.bias") return at(layer).conv_bias;
     if (name == "decay") return at(layer).decay;
@@ -234,6 +242,10 @@ class ModelOf final : public Model {
     if (name == "skip") return at(layer).skip;
     if (name == "router.correction") return at(layer).router_correction;
     if (name == "expert_scales") return at(layer).expert_scales;
+    if (name == "stream_router") return at(layer).streams.router;
+    if (name == "stream_predict") return at(layer).streams.predict;
+    if (name == "stream_correct") return at(layer).streams.correct;
+    if (name == "stream_scale") return at(layer).streams.scale;
     static const std::map<std::string, Norm Layer<T>::*> norms = {
         {"input_norm", &Layer<T>::input_norm},
         {"mlp_norm", &Layer<T>::mlp_norm},
@@ -249,6 +261,7 @@ class ModelOf final : public Model {
         {"draft_embedding_norm", &Layer<T>::draft_embedding_norm},
         {"draft_hidden_norm", &Layer<T>::draft_hidden_norm},
         {"draft_norm", &Layer<T>::draft_norm},
+        {"side_after", &Layer<T>::side_after},
     };
     const std::string owner = name.substr(0, name.find('.'));
     const bool bias = name == owner + ".bias";

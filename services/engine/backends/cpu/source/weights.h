@@ -159,12 +159,18 @@ struct Rope {
   }
 };
 
+// What a layer has for several residual streams (streams.h).
+struct StreamWeights {
+  std::vector<float> router, predict, correct, scale;
+};
+
 template <class T>
 struct Layer {
   Norm input_norm, mlp_norm, after_attention_norm, after_mlp_norm;
   std::vector<float> qk_norm;
   std::vector<float> sinks;  // scores of the heads' sinks times log2(e), or empty
   std::vector<float> xielu;  // the numbers of `Activation`; empty: the activation has none
+  std::vector<float> gate_cut;  // deviations above their mean at which gates are cut (mlp.h); empty: they are not
   std::vector<float> router_correction;  // added to the scores of experts for the choice; empty: nothing is
   std::vector<Packed<T>> qkv_below;  // what follows qkv, if its parts are quantized in different ways
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
@@ -186,6 +192,9 @@ struct Layer {
   std::vector<float> expert_scales;                          // factors on the weights of experts; empty: there are none
   Packed<T> input_gate, input_out;                           // of the layer's inputs (ending.h), with the norm behind
   Norm input_after;
+  StreamWeights streams;
+  Packed<T> side_in, side_out;  // of the product beside attention, with the norm behind
+  Norm side_after;
   float scale = 1;  // of the residual stream, at the end of the layer
   CacheShape shape;
   bool borrows = false;  // whether the cache is that of an earlier layer, and `qkv` has queries only
@@ -203,6 +212,7 @@ struct Weights {
   const T* inputs = nullptr;  // the table of layers' inputs, [input_rows][layers * input_size]
   Packed<T> inputs_in;
   Norm inputs_norm;
+  std::vector<Packed<T>> stream_in, stream_out;  // for each stream but the first
   Norm final_norm;
   Packed<T> head;
   std::vector<float> slopes;  // ALiBi slopes times log2(e), [heads] or empty

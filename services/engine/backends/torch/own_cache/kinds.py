@@ -18,7 +18,6 @@ _BY_TOKEN = {
 _BY_CHUNK = {
     "bloom": About(models="Bloom"),
     "codegen": About(models="CodeGen"),
-    "gemma3n_text": About(models="Gemma 3n (text checkpoints)"),
     "gpt_bigcode": About(models="StarCoder 1"),
     "gptj": About(models="GPT-J"),
     "mimo_v2_flash": About(models="MiMo V2 Flash"),
