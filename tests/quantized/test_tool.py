@@ -200,7 +200,7 @@ def test_models_with_experts(family: str, algorithm: str, tmp_path: Path) -> Non
     [
         ("gpt_oss", "gpt_oss have all experts of a layer in one tensor"),
         ("granitemoe", "granite_moe have all experts of a layer in one tensor"),
-        ("gemma3n", "several residual streams"),
+        ("gemma3n_text", "several residual streams"),
     ],
 )
 def test_models_without_a_layout_of_quantized_weights_are_refused(
