@@ -159,8 +159,6 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
     description = find_family(config).describe(config)
     if description.streams is not None:
         return "they compute one residual stream only"
-    if description.latent is not None and description.query_growth is not None:
-        return "they compute latent attention with queries that do not grow with the position only"
     return None
 
 
