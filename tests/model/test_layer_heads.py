@@ -27,7 +27,7 @@ def test_adapters_are_refused(models: Models) -> None:
         load_worker(settings(models("laguna"), enable_lora=True, max_loras=1))
 
 
-TRITON_VARIANTS = ("laguna", "gemma4", "gemma4 with layers that share keys", "gemma4 with experts")
+TRITON_VARIANTS = ("laguna", "gemma3n", "gemma4", "gemma4 with layers that share keys", "gemma4 with experts")
 
 
 @pytest.mark.parametrize("variant", TRITON_VARIANTS)
@@ -65,11 +65,6 @@ def test_ranks_divide_them_with_tritons_kernels(models: Models, monkeypatch: pyt
     ranks = RankThreads(lambda ranks: TritonWorker(chosen, directory, torch.device("cpu"), ranks), 2, 1)
     ours = Engine.around(ranks, limits).generate(prompts, greedy(3))
     assert ours == Engine(directory, limits, "torch").generate(prompts, greedy(3))
-
-
-def test_triton_refuses_several_residual_streams(models: Models) -> None:
-    with pytest.raises(SettingsError, match="--cpu-backend=triton: they compute one residual stream only"):
-        load_worker(settings(models("gemma3n"), cpu_backend="triton"))
 
 
 @pytest.mark.parametrize(("sender", "receiver"), list(itertools.product(("cpp", "torch"), repeat=2)))

@@ -281,7 +281,8 @@ def test_text_is_that_of_transformers(name: str, tmp_path: Path) -> None:
             for _ in range(NUM_TOKENS):
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
             expected.append(ids[len(prompt) :])
-    for backend in BACKENDS:
+    # Only these have latent attention with queries that grow.
+    for backend in (*BACKENDS, "triton") if name == "mistral3 with mistral4" else BACKENDS:
         engine = Engine(tmp_path, CoreLimits(max_num_seqs=4, max_num_batched_tokens=24), backend)
         assert engine.generate(prompts, greedy(NUM_TOKENS)) == expected, backend
 

@@ -80,6 +80,7 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         "afmoe",
         "laguna",
         "laguna with a gate for each value",
+        "gemma3n",
         "gemma4",
         "gemma4 with layers that share keys",
         "gemma4 with experts",
@@ -238,7 +239,7 @@ class Recomputed:
 
 
 @pytest.mark.spec("S-SRV-080:gpu")
-@pytest.mark.parametrize("variant", ["qwen3", *RECURRENT, "laguna", "gemma4 with layers that share keys"])
+@pytest.mark.parametrize("variant", ["qwen3", *RECURRENT, "laguna", "gemma3n", "gemma4 with layers that share keys"])
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models, variant: str) -> None:
     directory = models(variant)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]

@@ -12,7 +12,7 @@ from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_ca
 from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
 from antiphon.services.engine.backends.torch.worker import TorchWorker
-from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.models.registry import has_family
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.worker.capacity.context import longer_context_notice
 from antiphon.services.engine.worker.capacity.memory_advice import measures
@@ -153,14 +153,8 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
         return "they compute without images"
     if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
         return "they compute LoRA adapters on one device only"
-    config = read_config(model_dir)
-    if not has_family(config):
+    if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
-    description = find_family(config).describe(config)
-    if description.streams is not None:
-        return "they compute one residual stream only"
-    if description.latent is not None and description.query_growth is not None:
-        return "they compute latent attention with queries that do not grow with the position only"
     return None
 
 

@@ -320,7 +320,7 @@ TEXT_PARTS = (
         ARCHITECTURES=("Mistral3ForConditionalGeneration",),
         ABOUT=About(
             models="Mistral Small 3.1 to 4, Ministral 3 with images", tools=("mistral",), reasoning=("mistral",),
-            limits="Mistral Small 4: C++ and PyTorch, no LoRA",
+            limits="Mistral Small 4: no LoRA",
         ),
         others=_LLAVA_PARTS, kinds=("mistral", "ministral3", "mistral4"),
     ),

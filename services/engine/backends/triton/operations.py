@@ -305,19 +305,20 @@ class TritonLatentAttention:
         num_positions: int,
     ) -> None:
         self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
+        self._growth = description.query_growth
         self._places = places_of(description.attention_layers)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
         self._row = RowShape(shape.rank, shape.rope_dim, scale)
 
-    def prepare(self, positions: Tensor) -> Tensor:
-        """See `Attention`."""
-        return positions
+    def prepare(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `TritonAttention`."""
+        return positions, growth_of(positions, self._growth)
 
-    def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
+    def attend(self, layer: int, qkv: Tensor, prepared: tuple[Tensor, Tensor | None], step: StepInputs) -> Tensor:
         """See `Attention`; `qkv` as in `models/layers/latent_attention`."""
-        place = self._places[layer]
+        place, (positions, growth) = self._places[layer], prepared
         shape, weights, rope = self._shape, self._weights[place], self._ropes[layer]
         key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)
         first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[place]
@@ -327,10 +328,12 @@ class TritonLatentAttention:
         queries = first.unflatten(1, (self._num_heads, shape.query_dim))
         absorbed = qkv.new_empty((len(qkv), self._num_heads, shape.row_size))
         store_latents(
-            qkv, queries, absorbed, prepared, step.slot_mapping, cache, self._tables[rope],
+            qkv, queries, absorbed, positions, step.slot_mapping, cache, self._tables[rope],
             rope is not None and rope.interleaved, weights.norm, shape.norm_eps,
         )  # fmt: skip
         _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])
+        if growth is not None:
+            absorbed.mul_(growth)
         attended = qkv.new_empty((len(qkv), self._num_heads, shape.rank))
         work: DeviceWork = step.attention[layer]
         if work.few is not None:

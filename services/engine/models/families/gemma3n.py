@@ -28,7 +28,7 @@ from antiphon.services.engine.models.description import DecoderDescription, Laye
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Gemma3nForCausalLM",)
-LIMITS = "C++ and PyTorch, no LoRA, no `antiphon quantize`, no stages of layers"
+LIMITS = "no LoRA, no `antiphon quantize`, no stages of layers"
 ABOUT = About(models="Gemma 3n (text checkpoints)", limits=LIMITS)
 
 _PATTERN, _SPARSE_LAYERS, _SPARSITY = 5, 10, 0.95

@@ -101,7 +101,8 @@ class StreamedLayer:
         """Returns the streams after the layer. `prepared`: see `Attention.prepare`."""
         assert step.layer_inputs is not None
         predicted = self.mix.predicted(streams)
-        return self.mix.corrected(predicted, self.layer(predicted[:, 0], prepared, step), step.layer_inputs)
+        given = self.layer(predicted[:, 0].contiguous(), prepared, step)
+        return self.mix.corrected(predicted, given, step.layer_inputs)
 
 
 @dataclass(frozen=True, slots=True)
