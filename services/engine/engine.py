@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 from antiphon.services.engine.adapters.library import AdapterLibrary
@@ -100,21 +100,26 @@ class Engine:
         settings = with_adapters(with_present_names(settings))
         has_canary = on_fault is not None and settings.execution.canary_interval > 0
         has_canary_row = has_canary or settings.execution.deterministic
-        executor = _make_executor(_with_rows(settings, has_canary_row), make_worker)
-        limits = replace(core_limits(settings, executor.facts()), has_canary_row=has_canary_row)
-        if settings.execution.use_warmup:
-            started = time.monotonic()
-            steps = warm_up(executor, limits)
-            logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
-        if settings.execution.deterministic:
-            check_deterministic(executor, limits)
-        engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.scheduler.num_scheduler_steps)
-        engine._connect(settings)
-        if on_fault is not None and has_canary:
-            engine._watch(settings.execution.canary_interval, on_fault)
-        if engine.adapters is not None:
-            load_modules(engine.adapters, settings)
-        return engine
+        with ExitStack() as unfinished:
+            executor = _make_executor(_with_rows(settings, has_canary_row), make_worker)
+            unfinished.callback(executor.close)
+            limits = replace(core_limits(settings, executor.facts()), has_canary_row=has_canary_row)
+            if settings.execution.use_warmup:
+                started = time.monotonic()
+                steps = warm_up(executor, limits)
+                logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
+            if settings.execution.deterministic:
+                check_deterministic(executor, limits)
+            engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.scheduler.num_scheduler_steps)
+            unfinished.pop_all()
+            unfinished.callback(engine.close)
+            engine._connect(settings)
+            if on_fault is not None and has_canary:
+                engine._watch(settings.execution.canary_interval, on_fault)
+            if engine.adapters is not None:
+                load_modules(engine.adapters, settings)
+            unfinished.pop_all()
+            return engine
 
     @classmethod
     def of_worker(

@@ -113,3 +113,4 @@ def test_ranks_exchange_no_blocks_of_them(models: Models) -> None:
         started(models("gemma4"), "prefill", tensor_parallel_size=2),
     ):
         pass
+    assert not torch.distributed.is_initialized(), "the ranks must end with the engine that could not start"

@@ -88,8 +88,12 @@ class MultiprocExecutor(Executor):
         """
         with started_ranks(settings) as started:
             worker, communicator = _load_first(settings, started.meeting)
-            for rank in started.ranks:
-                _check_loaded(rank, worker.facts())
+            try:
+                for rank in started.ranks:
+                    _check_loaded(rank, worker.facts())
+            except BaseException:
+                communicator.close()
+                raise
         logger.info("%d processes compute the model", len(started.ranks) + 1)
         return cls(settings, worker, communicator, started.ranks, started.release)
 
