@@ -2,7 +2,7 @@
 
 import MarkdownIt from "../vendor/markdown-it.js";
 import hljs from "../vendor/highlight.js";
-import { html, useEffect, useRef } from "../vendor/preact.js";
+import { html, useLayoutEffect, useRef } from "../vendor/preact.js";
 import { Drawing } from "./drawing.js";
 import { math, typeset } from "./math.js";
 
@@ -80,10 +80,11 @@ const onClick = ({ target }) => {
 export function Markdown({ text, isDone }) {
   const box = useRef(null);
   const drawing = useRef(null);
-  useEffect(() => {
+  // Layout effects: a message is never seen, or measured for scrolling, without its words.
+  useLayoutEffect(() => {
     drawing.current = new Drawing(box.current, language);
     return () => drawing.current.stop();
   }, []);
-  useEffect(() => { drawing.current.update(text, isDone); }, [text, isDone]);
+  useLayoutEffect(() => { drawing.current.update(text, isDone); }, [text, isDone]);
   return html`<div class="markdown" ref=${box} onClick=${onClick}></div>`;
 }
