@@ -41,7 +41,7 @@ def draft_models(tmp_path_factory: pytest.TempPathFactory) -> DraftModels:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences want drafts in every step, however few are accepted: no step runs without the layer."""
-    monkeypatch.setattr("antiphon.services.engine.core.drafts.drafter.PredictedTokens.num_wanted", lambda self: MOST)
+    monkeypatch.setattr("antiphon.services.engine.core.drafts.drafter.PredictedTokens.num_wanted", lambda *_: MOST)
 
 
 class Watched:

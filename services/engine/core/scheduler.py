@@ -127,6 +127,7 @@ class Scheduler:
             room=room,
             num_drafting=num_drafting,
             predicts=speculation is not None and speculation.predicts(num_running, now_s),
+            draft_cost=0.0 if speculation is None else speculation.draft_cost,
             predicts_prompts=speculation is not None and speculation.predicts_prompts(now_s),
             urgent_canary=urgent_canary,
         )

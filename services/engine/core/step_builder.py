@@ -35,6 +35,8 @@ class StepBuilder:
     """Number of sequences that may still get draft tokens in this step."""
     predicts: bool = False
     """Whether the draft layer may predict tokens after this step."""
+    draft_cost: float = 0.0
+    """See `SpeculationController`."""
     predicts_prompts: bool = False
     """Whether the draft layer may compute parts of prompts in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
@@ -103,7 +105,7 @@ class StepBuilder:
             return -1
         # The step samples one token, and the next one another, besides the drafts.
         most = sequence.rules.max_tokens - sequence.num_output_tokens - 2
-        return min(predicted.num_wanted(), max(0, most)) if samples and self.predicts else 0
+        return min(predicted.num_wanted(self.draft_cost), max(0, most)) if samples and self.predicts else 0
 
     def refill(self, beam: Sequence) -> None:
         """Makes the plan send a beam completely, and copy the partly filled block that it shares."""

@@ -11,8 +11,11 @@ from array import array
 
 from antiphon.services.engine.core.drafts.prompt_lookup import REST_STEPS_MAX, PromptLookup
 
-FREE_MISSES = 1
-"""Number of drafts in a row without an accepted token after which the next ones are still asked for at once."""
+FREE_MISSES = 4
+"""Number of drafts in a row without an accepted token after which the next ones are still asked for at once. A layer
+that is right for half of the tokens rarely misses more often in a row, and a pause costs what it would have saved."""
+KEPT = 0.95
+"""What is left, after each step, of the counts of drafts and of accepted ones."""
 
 
 class PredictedTokens:
@@ -22,16 +25,25 @@ class PredictedTokens:
         self._most = most
         self._reach = 1
         self._misses = self._rest = 0
+        self._num_tried = self._num_accepted = 1.0
+        """How many drafts of the last steps were compared with the token before them being right, and were right."""
         self._drafts: tuple[int, ...] = ()
         self._num_tokens = 0
         """Number of tokens of the sequence after which `_drafts` come."""
 
-    def num_wanted(self) -> int:
-        """Returns how many drafts the step that is being planned is to predict; 0 while the sequence pauses."""
+    def num_wanted(self, cost: float) -> int:
+        """Returns how many drafts the step that is being planned is to predict; 0 while the sequence pauses.
+
+        `cost`: what a further draft costs, in times of a step without drafts.
+        """
         if self._rest:
             self._rest -= 1
             return 0
-        return self._reach
+        # The n-th draft saves a step if all n are right. The first is asked for in any case: it shows what they cost.
+        share, wanted = self._num_accepted / self._num_tried, self._reach
+        while wanted > 1 and share**wanted < cost:
+            wanted -= 1
+        return wanted
 
     def take(self, drafts: tuple[int, ...], num_tokens: int) -> None:
         """Takes the drafts after the first `num_tokens` tokens."""
@@ -43,9 +55,12 @@ class PredictedTokens:
 
     def judge(self, num_drafted: int, num_accepted: int) -> None:
         """Records how many of the drafts of a step were accepted."""
+        self._num_tried = KEPT * self._num_tried + min(num_drafted, num_accepted + 1)
+        self._num_accepted = KEPT * self._num_accepted + num_accepted
         if not num_accepted:
             self._misses += 1
-            self._rest = min(2**self._misses, REST_STEPS_MAX) if self._misses > FREE_MISSES else 0
+            pause = 2 ** (1 + self._misses - FREE_MISSES)
+            self._rest = min(pause, REST_STEPS_MAX) if self._misses > FREE_MISSES else 0
             self._reach = 1
             return
         self._misses = 0

@@ -40,6 +40,10 @@ PROMPT_FACTOR = 2.0
 tokens to its end, not only those after which a token is sampled."""
 
 
+KEPT = 0.95
+"""What is left, after each step with drafts, of what is known about their cost."""
+
+
 class SpeculationController:
     """The balance of one engine. `predicts`: whether its worker has a draft layer."""
 
@@ -56,6 +60,13 @@ class SpeculationController:
         self._prompt_s = 0.0
         """The time of the draft layer in the latest step with prompts."""
         self._num_free = FREE_PROMPTS
+        self._extra = self._drafts = 0.0
+        """Of the last steps with drafts, what these have taken, in usual step times, and their number a sequence."""
+
+    @property
+    def draft_cost(self) -> float:
+        """What a further draft costs, in usual step times: predicting and checking it. 0 while that is not known."""
+        return self._extra / self._drafts if self._drafts else 0.0
 
     def num_drafting(self, num_sequences: int, now_s: float) -> int:
         """Returns how many of the running sequences may get draft tokens in the next step."""
@@ -87,6 +98,10 @@ class SpeculationController:
             self._prompt_ended(ended.spent_s, draft_s)
             return
         usual_s, limit_s = self._times.usual_s(ended.num_sequences), ended.spent_s
+        if usual_s is not None and (draft_s or ended.num_draft_tokens):
+            extra_s = draft_s + (max(0.0, ended.spent_s - usual_s) if ended.num_draft_tokens else 0.0)
+            self._extra = KEPT * self._extra + min(extra_s / usual_s, OUTLIER)
+            self._drafts = KEPT * self._drafts + ended.num_draft_tokens / ended.num_sequences
         gain_s = COST_SHARE * ended.spent_s - min(draft_s, OUTLIER * (usual_s or limit_s))
         if not ended.num_draft_tokens:
             self._since_plain = 0

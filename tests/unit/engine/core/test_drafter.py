@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from antiphon.services.engine.core.core import Core
-from antiphon.services.engine.core.drafts.drafter import Drafter, PredictedTokens, make_drafter
+from antiphon.services.engine.core.drafts.drafter import FREE_MISSES, Drafter, PredictedTokens, make_drafter
 from antiphon.services.engine.core.drafts.prompt_lookup import REST_STEPS_MAX, PromptLookup
 from antiphon.services.engine.core.plan import StepPlan
 from tests.unit.engine.core.factories import answer, make_core, prompt_of, spec
@@ -16,25 +16,34 @@ def test_more_is_asked_for_while_all_are_right_and_no_more_than_the_flag_says() 
     predicted = PredictedTokens(3)
     wanted: list[int] = []
     for _ in range(4):
-        wanted.append(predicted.num_wanted())
+        wanted.append(predicted.num_wanted(0.0))
         predicted.judge(wanted[-1], wanted[-1])
     assert wanted == [1, 2, 3, 3]
     predicted.judge(3, 2)
-    assert predicted.num_wanted() == 2
+    assert predicted.num_wanted(0.0) == 2
     predicted.judge(2, 1)
-    assert predicted.num_wanted() == 1
+    assert predicted.num_wanted(0.0) == 1
 
 
-def test_one_miss_is_forgiven_and_further_ones_make_longer_pauses() -> None:
+def test_some_misses_are_forgiven_and_further_ones_make_longer_pauses() -> None:
     predicted = PredictedTokens(4)
     pauses: list[int] = []
-    for _ in range(8):
+    for _ in range(FREE_MISSES + 7):
         predicted.judge(1, 0)
-        pauses.append(next(pause for pause in range(REST_STEPS_MAX + 1) if predicted.num_wanted()))
-    assert pauses == [0, 4, 8, 16, 32, 64, 64, 64]
+        pauses.append(next(pause for pause in range(REST_STEPS_MAX + 1) if predicted.num_wanted(0.0)))
+    assert pauses == [*[0] * FREE_MISSES, 4, 8, 16, 32, 64, 64, 64]
     predicted.judge(1, 1)
     predicted.judge(1, 0)
-    assert predicted.num_wanted() == 1
+    assert predicted.num_wanted(0.0) == 1
+
+
+def test_no_more_drafts_are_asked_for_than_save_what_they_cost() -> None:
+    predicted = PredictedTokens(4)
+    for _ in range(100):
+        for accepted in (4, 1, 2, 1):  # 8 of 11 that were compared
+            predicted.judge(min(4, accepted + 1), accepted)
+    predicted.judge(4, 4)
+    assert [predicted.num_wanted(cost) for cost in (0.0, 0.35, 0.5, 0.7, 2.0)] == [4, 3, 2, 1, 1]
 
 
 def test_drafts_are_for_the_tokens_that_they_follow() -> None:
@@ -51,12 +60,12 @@ def test_text_is_looked_up_where_the_layer_has_nothing_and_each_is_judged_for_it
     tokens = array("I", [1, 2, 3, 7, 8, 9, 5, 1, 2, 3])
     assert drafter.draft(tokens, 2) == (7, 8)
     drafter.judge(2, 0)
-    assert drafter.predicted.num_wanted() == 1
+    assert drafter.predicted.num_wanted(0.0) == 1
     assert drafter.draft(tokens, 2) == (), "the lookup pauses after its miss"
     drafter.predicted.take((4,), len(tokens))
     assert drafter.draft(tokens, 2) == (4,)
     drafter.judge(1, 1)
-    assert drafter.predicted.num_wanted() == 2
+    assert drafter.predicted.num_wanted(0.0) == 2
 
 
 @pytest.mark.parametrize(
