@@ -170,22 +170,28 @@ def test_the_same_text_with_another_image_is_another_prompt(served: Served, mode
 
 def test_a_stream_goes_on_when_its_engine_dies(served: Served, model: Path, client: openai.OpenAI) -> None:
     content: Any = [words("Once"), part(image(120, 60, 5)), words("upon")]
-    text = expected(model, ["Once", image(120, 60, 5), "upon"], 120)[1]
+    text = expected(model, ["Once", image(120, 60, 5), "upon"], 400)[1]
     stream = client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": content}],
         temperature=0,
-        max_tokens=120,
+        max_tokens=400,
         stream=True,
         extra_body={"ignore_eos": True},
     )
+    engines = {name: pid for name, pid in served.pids().items() if name.startswith("engine-")}
     parts, killed = list[str](), False
     for chunk in stream:
         parts += [chunk.choices[0].delta.content or ""] if chunk.choices else []
         if len(parts) > 2 and not killed:
             killed = True
+            # Neither may end the answer while the test asks where it runs.
+            for pid in engines.values():
+                os.kill(pid, signal.SIGSTOP)
             running = fetch(served, "GET", "/v1/requests?state=running").json["data"]
-            os.kill(served.pids()[running[0]["engines"][0]], signal.SIGKILL)
+            os.kill(engines.pop(running[0]["engines"][0]), signal.SIGKILL)
+            for pid in engines.values():
+                os.kill(pid, signal.SIGCONT)
     assert killed
     assert "".join(parts) == text
 
