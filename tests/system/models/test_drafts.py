@@ -43,7 +43,7 @@ def test_streams_have_the_tokens_of_transformers_although_an_engine_is_killed(se
     prompts = ["Once upon a time", "Once upon a time", "Twice", "Twice upon a time"]
     drafts_are_accepted(served, model, prompts, 200, "")
     right = [expected(model, prompt, 200) for prompt in prompts]
-    assert read(served, prompts, 200, killed="engine-1") == right
+    assert read(served, prompts, 200, killed="engine-") == right
     assert "--use-mtp has no effect" not in served.output
 
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from antiphon.cli import main
 from antiphon.services.vision.encoder import load_encoder
 from antiphon.shared.flags import SettingsError
+from tests.system.models.greedy_streams import engines_of, kill_one
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
 from tests.vision_models import image, make_vision_model, vision_reference
 
@@ -179,19 +180,12 @@ def test_a_stream_goes_on_when_its_engine_dies(served: Served, model: Path, clie
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    engines = {name: pid for name, pid in served.pids().items() if name.startswith("engine-")}
-    parts, killed = list[str](), False
+    engines = engines_of(served, "engine-")
+    parts, killed = list[str](), None
     for chunk in stream:
         parts += [chunk.choices[0].delta.content or ""] if chunk.choices else []
-        if len(parts) > 2 and not killed:
-            killed = True
-            # Neither may end the answer while the test asks where it runs.
-            for pid in engines.values():
-                os.kill(pid, signal.SIGSTOP)
-            running = fetch(served, "GET", "/v1/requests?state=running").json["data"]
-            os.kill(engines.pop(running[0]["engines"][0]), signal.SIGKILL)
-            for pid in engines.values():
-                os.kill(pid, signal.SIGCONT)
+        if len(parts) > 2 and killed is None:
+            killed = kill_one(served, engines)
     assert killed
     assert "".join(parts) == text
 
