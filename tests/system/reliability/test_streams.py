@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,13 +256,6 @@ def connected(served: Served, gateway: str) -> Events:
         stream.close()
 
 
-def begun(served: Served, gateway: str, path: str, body: Any, **headers: str) -> Events:
-    """A stream that runs in a gateway."""
-    stream = connected(served, gateway)
-    stream.ask("POST", path, body, **headers)
-    return stream
-
-
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
@@ -269,6 +263,25 @@ def frozen(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """The process runs a twentieth of the time, so that what it does lasts however slow the test is."""
+    over = threading.Event()
+
+    def pulse() -> None:
+        while not over.wait(0.005):
+            with frozen(pid):
+                time.sleep(0.1)
+
+    pulses = threading.Thread(target=pulse)
+    pulses.start()
+    try:
+        yield
+    finally:
+        over.set()
+        pulses.join()
 
 
 def undisturbed(served: Served, path: str, body: Any) -> Any:
@@ -331,10 +344,11 @@ def test_streams_of_every_kind_survive_the_death_of_their_gateway(served: Served
     right = {name: (stream.read(), told(stream.events))[1] for name, stream in whole.items()}
     streams = {name: connected(served, "gateway-1") for name in MIX}
     pids = served.pids()
-    for name, (path, body) in MIX.items():
-        streams[name].ask("POST", path, body)
-    for stream in streams.values():
-        stream.read(2)
+    with slowed(pids["engine-1"]):
+        for name, (path, body) in MIX.items():
+            streams[name].ask("POST", path, body)
+        for stream in streams.values():
+            stream.read(2)
     with frozen(pids["engine-1"]):
         os.kill(pids["gateway-1"], signal.SIGKILL)
     ended: list[str] = []
@@ -369,12 +383,15 @@ def test_the_terminal_client_and_the_helper_do_not_notice_that_the_gateway_dies(
 
 
 def test_a_stream_that_is_resumed_elsewhere_ends_its_former_run(served: Served) -> None:
-    path, body = request(CHAT, 30, n=12)  # So many that the stream lasts.
+    path, body = request(CHAT, 30)
     right = undisturbed(served, path, body)
     wait_until(lambda: "gateway-1" in served.pids(), 30)
-    stream = begun(served, "gateway-2", path, body)
-    stream.read(3)
-    with frozen(served.pids()["engine-1"]):
+    stream = connected(served, "gateway-2")
+    engine = served.pids()["engine-1"]
+    with slowed(engine):
+        stream.ask("POST", path, body)
+        stream.read(3)
+    with frozen(engine):
         number = len(stream.events)
         after = Events(served, "POST", path, body, **{"Last-Event-ID": stream.last_id})
         time.sleep(0.2)
@@ -404,16 +421,17 @@ def test_a_resumable_stream_runs_on_without_its_client(served: Served) -> None:
 
 
 def test_a_gateway_that_ends_before_its_streams_leaves_them_to_their_clients(served: Served) -> None:
-    path, body = request(CHAT, 36, n=12, max_tokens=450)  # So many and so long that the streams last.
+    path, body = request(CHAT, 36, n=4)
     right = undisturbed(served, path, body)
     wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
     pids = served.pids()
     # Many connections may be needed until the kernel has chosen this gateway twice: the streams begin after that.
     stream, plain = connected(served, "gateway-2"), connected(served, "gateway-2")
-    stream.ask("POST", path, body, **{"X-Antiphon-Resumable": "1"})
-    plain.ask("POST", path, body)
-    stream.read(2)
-    plain.read(2)
+    with slowed(pids["engine-1"]):
+        stream.ask("POST", path, body, **{"X-Antiphon-Resumable": "1"})
+        plain.ask("POST", path, body)
+        stream.read(2)
+        plain.read(2)
     with frozen(pids["engine-1"]):
         os.kill(pids["gateway-2"], signal.SIGTERM)
         with pytest.raises(Broken):

@@ -58,12 +58,15 @@ class StepTimes:
         planned_s, num_sequences, num_draft_tokens, decodes = started
         spent_s = max(0.0, now_s - max(planned_s, before_s) - draft_s)
         ended = TimedStep(spent_s, num_sequences, num_draft_tokens, decodes)
-        if decodes and not num_draft_tokens:
+        if decodes and not num_draft_tokens and spent_s:
             self._note(ended)
         return ended
 
     def usual_s(self, num_sequences: int) -> float | None:
-        """Returns the usual time of a step with about so many sequences, in seconds; None if too few were timed."""
+        """Returns the usual time of a step with about so many sequences, in seconds, above 0.
+
+        None if too few were timed. A step that took less than the clock can tell is not counted.
+        """
         known = self._usual.get(_size(num_sequences))
         return known[1] if known is not None else None
 

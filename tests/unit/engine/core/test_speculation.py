@@ -221,3 +221,14 @@ def test_without_a_clock_the_layer_always_predicts() -> None:
     speculation = SpeculationController(StepTimes())
     assert not speculation.predicts(8, 0.0)
     assert not speculation.predicts_prompts(1.0)
+
+
+def test_steps_that_take_less_than_the_clock_can_tell_say_nothing() -> None:
+    balance = Balance()
+    for step in range(2 * PLAIN_TIMES_MIN):
+        balance.planned(step, 1.0, 1, 0)
+        balance.ended(step, 1.0, 0)
+    assert balance.times.usual_s(1) is None
+    balance.planned(-1, 1.0, 1, 1)
+    balance.ended(-1, 2.0, 1)
+    assert balance.draft_cost == 0.0
