@@ -37,6 +37,9 @@ class RunningLane(Lane):
             return num_tokens
 
         builder.closed = not continue_running(residency, builder, of_prompt, rests)
+        if builder.closed and not builder.scheduled:
+            # Blocks ran out for those whose turn it was, and with theirs others go on.
+            continue_running(residency, builder, of_prompt, frozenset())
         if has_clients:
             self._turns.used({one.row for one in builder.scheduled})
 

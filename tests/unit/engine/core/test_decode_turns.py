@@ -1,6 +1,7 @@
 """Clients whose many sequences would slow down another client's: how many take turns, and that each gets its turn."""
 
 import dataclasses
+import random
 from collections import Counter
 
 import pytest
@@ -17,8 +18,9 @@ MANY, FEW = 96, 2
 class Machine:
     """An engine whose decoding steps take `fixed_s`, and `row_s` more for each sequence."""
 
-    def __init__(self, fixed_s: float, row_s: float) -> None:
-        self.core: Core = make_core(num_blocks=4000, max_num_seqs=MANY + FEW + 30, budget=2000, max_model_len=4000)
+    def __init__(self, fixed_s: float, row_s: float, num_blocks: int = 4000) -> None:
+        sizes = {"num_blocks": num_blocks, "max_model_len": min(4 * num_blocks, 4000)}
+        self.core: Core = make_core(max_num_seqs=MANY + FEW + 30, budget=2000, **sizes)
         self.fixed_s, self.row_s = fixed_s, row_s
         self.now_s = 1.0
         self.tokens = Counter[str]()
@@ -127,3 +129,22 @@ def test_a_turn_that_was_not_used_is_kept() -> None:
     assert turns.resting(running, None, machine.now_s) == rests, "blocks ran out"
     turns.used(rows - rests)
     assert rows - turns.resting(running, None, machine.now_s) - {running[-1].row} <= rests, "then others have theirs"
+
+
+@pytest.mark.parametrize("seed", [91, 220, 677, 1671, 2770, *range(20)])
+def test_if_blocks_run_out_for_those_whose_turn_it_is_others_go_on(seed: int) -> None:
+    """In the first seeds' steps, the sequences that had a turn were preempted."""
+    draw = random.Random(seed)
+    machine = Machine(1.0, 1.0, draw.randint(8, 24))
+    count, later, length = draw.randint(2, 8), draw.randint(0, 30), draw.randint(1, 9)
+
+    def add(name: str, prompt: list[int], max_tokens: int) -> None:
+        machine.core.add(dataclasses.replace(spec(name, prompt, max_tokens=max_tokens), client=name[:-1]))
+
+    for number in range(count):
+        add(f"many{number}", prompt_of(draw.randint(1, 8), first=100 + 20 * number), draw.randint(4, 20))
+    while machine.core.sequences or later >= 0:
+        if later == 0:
+            add("few0", prompt_of(length, first=20), 8)
+        later -= 1
+        assert not machine.core.sequences or machine.run(1) != [0]
