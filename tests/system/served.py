@@ -132,6 +132,41 @@ def alive(pid: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    """The processes stand still. They may end meanwhile."""
+
+    def send(number: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def slowed(*pids: int) -> Iterator[None]:
+    """The processes run a twentieth of the time, so that what they do lasts however slow the test is."""
+    over = threading.Event()
+
+    def pulse() -> None:
+        while not over.wait(0.005):
+            with frozen(*pids):
+                time.sleep(0.1)
+
+    pulses = threading.Thread(target=pulse)
+    pulses.start()
+    try:
+        yield
+    finally:
+        over.set()
+        pulses.join()
+
+
 def serve_tiny(model: Path, *flags: str, environ: Mapping[str, str] | None = None) -> Served:
     """Serves a small model under the name `tiny`; returns at once."""
     return Served(f"--model={model}", "--served-model-name=tiny", *flags, environ=environ)

@@ -1,15 +1,16 @@
 """An answer that runs goes on through a change of view, a reload, and the death of its engine or gateway."""
 
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.system.console.browser import Browser
 from tests.system.console.chat_page import ask, finished, open_chat, settings
-from tests.system.served import Served, fetch, wait_until
+from tests.system.served import Served, fetch, frozen, slowed, wait_until
 
 pytestmark = pytest.mark.system
 QUESTION = "Tell me a story."
@@ -24,12 +25,16 @@ def whole(served: Served) -> str:
     return fetch(served, "POST", "/v1/chat/completions", body).json["choices"][0]["message"]["content"]
 
 
-def begun(browser: Browser, served: Served) -> None:
-    open_chat(browser, served)
-    settings(browser, max_tokens=str(TOKENS), more=json.dumps(MORE))
-    browser.click("[name=close-settings]")
-    ask(browser, QUESTION)
-    browser.wait(BEGUN)
+@contextlib.contextmanager
+def begun(browser: Browser, served: Served) -> Iterator[None]:
+    """An answer that has begun. The engines are slow meanwhile, so that it does not end."""
+    with slowed(*(pid for name, pid in served.pids().items() if name.startswith("engine"))):
+        open_chat(browser, served)
+        settings(browser, max_tokens=str(TOKENS), more=json.dumps(MORE))
+        browser.click("[name=close-settings]")
+        ask(browser, QUESTION)
+        browser.wait(BEGUN)
+        yield
 
 
 def answer(browser: Browser) -> str:
@@ -82,8 +87,8 @@ EVENTS: dict[str, Callable[[Browser, Served], None]] = {
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_answer_survives(console: Served, browser: Browser, event: str):
     expected = whole(console)
-    begun(browser, console)
-    EVENTS[event](browser, console)
+    with begun(browser, console):
+        EVENTS[event](browser, console)
     assert answer(browser) == expected
     usage = browser.text(".turn.assistant .facts")
     assert f"{TOKENS} tokens" in usage
@@ -91,35 +96,31 @@ def test_an_answer_survives(console: Served, browser: Browser, event: str):
 
 def test_an_answer_whose_server_was_away_for_long_goes_on_when_one_asks_for_it(console: Served, browser: Browser):
     expected = whole(console)
-    begun(browser, console)
-    gateway = running(console)["gateway"]
     # What would start the gateway again stands still, and a minute passes in the page.
-    console.process.send_signal(signal.SIGSTOP)
-    try:
+    with begun(browser, console), frozen(console.process.pid):
+        gateway = running(console)["gateway"]
         os.kill(console.pids()[gateway], signal.SIGKILL)
         browser.wait("document.querySelector('.turn.assistant')?.innerText.includes('connection is lost')")
         browser.js("(() => { const now = Date.now; Date.now = () => now() + 61_000; })()")
         browser.wait("document.querySelector('.turn.assistant [role=alert] [name=resume]')")
         assert "cannot be reached" in browser.text(".turn.assistant [role=alert]")
-    finally:
-        console.process.send_signal(signal.SIGCONT)
     wait_until(lambda: gateway in console.pids(), 30)
     browser.click("[name=resume]")
     assert answer(browser) == expected
 
 
 def test_an_answer_of_which_nothing_is_left_says_so(console: Served, browser: Browser):
-    begun(browser, console)
-    stored = "db.transaction('messages').objectStore('messages').getAll().onsuccess = ({ target }) => "
-    position = browser.js(
-        "new Promise((done) => { indexedDB.open('antiphon').onsuccess = ({ target: { result: db } }) => {"
-        "const look = () => {"
-        f"{stored} {{ const one = target.result.find(({{ content, role }}) => role !== 'user' && content.length > 20);"
-        "one ? done(one.position) : setTimeout(look, 50); }; }; look(); }; })"
-    )
-    browser.open("about:blank")
-    # Another client ends the stream: nothing can be resumed, as after a restart of everything.
-    assert fetch(console, "DELETE", f"/v1/streams/{position.partition(':')[0]}").status == 200
+    with begun(browser, console):
+        stored = "db.transaction('messages').objectStore('messages').getAll().onsuccess = ({ target }) => "
+        position = browser.js(
+            "new Promise((done) => { indexedDB.open('antiphon').onsuccess = ({ target: { result: db } }) => {"
+            "const look = () => {"
+            f"{stored} {{ const one = target.result.find((one) => one.role !== 'user' && one.content.length > 20);"
+            "one ? done(one.position) : setTimeout(look, 50); }; }; look(); }; })"
+        )
+        browser.open("about:blank")
+        # Another client ends the stream: nothing can be resumed, as after a restart of everything.
+        assert fetch(console, "DELETE", f"/v1/streams/{position.partition(':')[0]}").status == 200
     open_chat(browser, console, "chat")
     browser.wait("document.querySelector('.turn.assistant [role=alert]')?.innerText.includes('rest of the answer')")
     assert browser.js(BEGUN), "what had arrived is still there"

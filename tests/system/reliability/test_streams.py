@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from antiphon.chat.answers import pieces
 from antiphon.client import Client
 from antiphon.client import stream as resumable_stream
-from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
+from tests.system.served import Served, fetch, frozen, serve_tiny, slowed, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 
@@ -254,34 +253,6 @@ def connected(served: Served, gateway: str) -> Events:
         if owner_of(served, stream) == gateway:
             return stream
         stream.close()
-
-
-@contextlib.contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def slowed(pid: int) -> Iterator[None]:
-    """The process runs a twentieth of the time, so that what it does lasts however slow the test is."""
-    over = threading.Event()
-
-    def pulse() -> None:
-        while not over.wait(0.005):
-            with frozen(pid):
-                time.sleep(0.1)
-
-    pulses = threading.Thread(target=pulse)
-    pulses.start()
-    try:
-        yield
-    finally:
-        over.set()
-        pulses.join()
 
 
 def undisturbed(served: Served, path: str, body: Any) -> Any:
