@@ -2,9 +2,10 @@
 
     python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--quantization ifq|fp8] [--batches 1 8 64 256]
 
-The floor of a decode step is the time to read the weights in 16 bits, keys and values once at the copy bandwidth. The
-floor of a prefill is the time of its matrix products at the GEMM rate. The caller measures both rates in the same run
-and passes them as options.
+The floor of a decode step is the time to read keys and values once at the copy bandwidth, and of the products with the
+weights: to read the weights as they are stored, or to multiply at the GEMM rate, whichever takes longer. The floor of a
+prefill is the time of its matrix products at the GEMM rate. The caller measures both rates in the same run and passes
+them as options.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 
 from antiphon.services.engine.backends.load import load_worker
+from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.services.engine.engine import Engine
@@ -82,10 +85,12 @@ def parameters(d: DecoderDescription) -> int:
     return d.num_layers * layer + d.vocab_size * d.hidden_size
 
 
-def decode_floor_ms(d: DecoderDescription, batch: int, context: int, copy_tb_s: float) -> float:
-    """Returns the milliseconds for reading the weights, keys and values once."""
-    kv = 2 * d.num_layers * d.kv_size * 2
-    return (2 * parameters(d) + kv * batch * context) / copy_tb_s / 1e9
+def decode_floor_ms(
+    d: DecoderDescription, weights_bytes: int, batch: int, context: int, copy_tb_s: float, gemm_tflop_s: float
+) -> float:
+    """Returns the milliseconds for the products with the weights, and for reading keys and values in 16 bits once."""
+    products_ms = max(weights_bytes / copy_tb_s, 2 * parameters(d) * batch / gemm_tflop_s) / 1e9
+    return products_ms + 2 * d.num_layers * d.kv_size * 2 * batch * context / copy_tb_s / 1e9
 
 
 def prefill_floor_ms(d: DecoderDescription, length: int, gemm_tflop_s: float) -> float:
@@ -119,10 +124,15 @@ def main() -> None:
     found: dict[str, object] = {"start_s": round(time.perf_counter() - started, 1), "worker": type(worker).__name__}
     description, runner = describe_model(options.model), Runner(worker, max(options.batches))
     found["num_blocks"] = worker.facts().num_blocks
+    assert isinstance(worker, (TritonWorker, TorchWorker))
+    # Of the embedding a step reads only a row for each token; a tied one is also the head.
+    embedding = 0 if description.tied_embeddings else 2 * description.vocab_size * description.hidden_size
+    read_bytes = worker.memory.weights_bytes - embedding
     runner.run(2, 300, 4, PREFILL, seed=99)
     for batch in options.batches:
         ms = decode_ms(runner, batch, options.context)
-        floor = decode_floor_ms(description, batch, options.context, options.copy_tb_s)
+        rates = options.copy_tb_s, options.gemm_tflop_s
+        floor = decode_floor_ms(description, read_bytes, batch, options.context, *rates)
         found[f"decode, batch {batch}"] = {
             "ms": round(ms, 3),
             "tokens_s": round(1e3 * batch / ms, 1),

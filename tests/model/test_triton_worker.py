@@ -2,23 +2,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from antiphon.services.engine.backends.torch.worker import TorchWorker
-from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
-from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
-from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits, StepPlan
+from antiphon.services.engine.worker.capacity.graphs import Reach
 from antiphon.services.engine.worker.capacity.profile import largest_step, make_probe
 from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.parameters.sampling import BeamParams
 from tests.model.harness import Engine, Models, greedy, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run
+from tests.model.recomputed import Recomputed
 from tests.model.test_lookahead import ask_an_oracle
 
 GREEDY = {"temperature": 0.0}
@@ -219,25 +218,6 @@ def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_siz
         assert len(worker.run(plan).token_ids) == num_tokens
 
 
-class Recomputed:
-    """Graphs without a device: what was captured is computed again, from the places where it was captured."""
-
-    def __init__(self, worker: TritonWorker) -> None:
-        self.replayed: list[int] = []
-        self._worker = worker
-        self._captured: dict[int, DeviceStep] = {}
-        for size in (4, 2):
-            self._captured[size] = worker._prepare_empty(GraphSize(size, 8))
-            worker._logits(self._captured[size])
-
-    def find(self, num_seqs: int, longest: int) -> GraphSize | None:
-        return GraphSize(2 if num_seqs <= 2 else 4, 8) if longest <= 8 else None
-
-    def replay(self, size: GraphSize) -> torch.Tensor:
-        self.replayed.append(size.num_seqs)
-        return self._worker._logits(self._captured[size.num_seqs])
-
-
 @pytest.mark.spec("S-SRV-080:gpu")
 @pytest.mark.parametrize("variant", ["qwen3", *RECURRENT, "laguna", "gemma3n", "gemma4 with layers that share keys"])
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models, variant: str) -> None:
@@ -245,10 +225,11 @@ def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]
     worker = make_kernel_worker(directory, max_num_seqs=4, block_size=16)
     plain = run(worker, requests, 4)
+    recomputed = Recomputed()
     with torch.inference_mode():
-        graphs = Recomputed(worker)
-        worker._graphs = StepGraphs(cast("DecodeGraphs", graphs), None)
+        worker._graphs = worker._capture(Reach(8, worker.facts().max_model_len), 0, recomputed)
         captured = run(worker, requests, 4)
     assert captured.tokens == plain.tokens
-    # Three sequences in places for four; two once one has grown beyond what was captured or ended.
-    assert set(graphs.replayed) == {2, 4}
+    # Graphs for 4, 2 and 1 sequences: three take places for four.
+    assert recomputed.num_captured == 3
+    assert 0 in recomputed.replayed

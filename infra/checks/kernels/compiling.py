@@ -78,12 +78,16 @@ class Launch:
 
 @dataclass(frozen=True)
 class Cost:
-    """A kernel's cost: registers per thread, spilled bytes, bytes of shared memory, counts of some instructions."""
+    """A kernel's cost: registers per thread, spilled bytes, bytes of shared memory, counts of some instructions.
+
+    `buffers`: in how many buffers in turn it copies tiles to shared memory while it computes; 0: it does not.
+    """
 
     registers: int
     spills: int
     shared: int
     instructions: dict[str, int]
+    buffers: int
 
 
 def launches_of(case: Callable[[], None], target: Target) -> list[Launch]:
@@ -130,7 +134,9 @@ def compile_for(launch: Launch, target: Target) -> Cost:
     compiled = triton.compile(source, target=target.gpu, options=options)
     read = _read_cubin if target.gpu.backend == "cuda" else _read_amdgcn
     registers, spills, instructions = read(compiled.asm)
-    return Cost(registers, spills, compiled.metadata.shared, instructions)
+    # Triton's own form of the kernel names each buffer's number of tiles, as in `memdesc<2x32x128xbf16, …>`.
+    rings = re.findall(r"local_alloc.*memdesc<(\d+)x\d+x\d+x", compiled.asm["ttgir"])
+    return Cost(registers, spills, compiled.metadata.shared, instructions, max(map(int, rings), default=0))
 
 
 def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:

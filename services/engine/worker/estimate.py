@@ -27,12 +27,12 @@ from antiphon.services.engine.quantization.weight import Quantize, QuantizedWeig
 from antiphon.services.engine.worker.capacity.budget import (
     cpu_budget,
     device_budget,
-    graphs_bytes,
     heap_bytes,
     kept_adapter_bytes,
     rows_bytes,
 )
 from antiphon.services.engine.worker.capacity.context import context_length, served_description
+from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, padded_heads
 from antiphon.services.engine.worker.capacity.profile import (
     StepBounds,
@@ -145,6 +145,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         bits = int(quantization_settings(config).get("bits") or _LEAST_BITS)
         weights = _prepared_bytes(model_dir, dtype, layout, bits) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
+    reach = Reach(settings.execution.max_seq_len_to_capture, context)
     captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
     cached = padded_heads(d) if backend == "cpp" else d
     cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
@@ -158,7 +159,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         + snapshot_bytes_per_block(cached, settings.cache.block_size, cache_dtype),
         states_bytes=running_state_bytes(d, settings.scheduler.max_num_seqs),
         step=predict_step(bounds, d, dtype, backend),
-        graphs_bytes=graphs_bytes(settings.scheduler.max_num_seqs, d.vocab_size) if captures else 0,
+        graphs_bytes=graphs_bytes(d, bounds.num_rows, reach) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
         adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,

@@ -2,13 +2,13 @@
 
 Graphs are captured for some numbers of sequences; a step with fewer sequences runs in the next larger graph, padded.
 All graphs share one memory pool, so the largest is captured first, and all write their logits to the same buffer. Steps
-with prompts, or with sequences longer than `max_seq_len`, run without a graph. Called by the GPU worker.
+with prompts, or with more long sequences than a graph has room for, run without a graph. Called by the GPU worker.
 """
 
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize, HostStep
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers
 
 logger = logging.getLogger(__name__)
 
@@ -26,51 +27,63 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
-class DecodeGraphs:
-    """The captured graphs, one for each size. `num_slots`: see `GraphSize`.
+Capture = Callable[[Callable[[], object], Any], tuple[Callable[[], None], Any]]
+"""Captures what a function launches, in a pool of memory or, if that is None, in one of its own.
 
-    `prepare(size)` stages an empty step, at the same device addresses as all later steps of that size. `compute`
-    returns the logits of a step.
+Returns what launches it again, and the pool.
+"""
+
+
+def captured(compute: Callable[[], object], pool: Any) -> tuple[Callable[[], None], Any]:
+    """Captures a CUDA graph, see `Capture`."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        compute()
+    return graph.replay, graph.pool() if pool is None else pool
+
+
+class DecodeGraphs:
+    """The captured graphs, one for each of `sizes`, in ascending order of their sequences.
+
+    `split_tokens`: keys of a split of each kind of layers. `prepare(size)` stages an empty step, at the same device
+    addresses as all later steps of that size. `compute` returns the logits of a step.
     """
 
     def __init__(
         self,
-        sizes: list[int],
-        max_seq_len: int,
+        sizes: Sequence[GraphSize],
+        split_tokens: Sequence[int],
         prepare: Callable[[GraphSize], DeviceStep],
         compute: Callable[[DeviceStep], Tensor],
-        num_slots: int = 0,
+        capture: Capture = captured,
     ) -> None:
-        self._sizes, self._max_seq_len, self._num_slots = sizes, max_seq_len, num_slots
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._sizes, self._split_tokens = sizes, split_tokens
+        self._replays: dict[int, Callable[[], None]] = {}
         self._logits: Tensor | None = None
         started = time.monotonic()
         pool: Any = None
         for size in reversed(sizes):
             # Run once before capture, because compilation and the libraries' first calls cannot be captured.
-            step = prepare(GraphSize(size, max_seq_len, num_slots))
+            step = prepare(size)
             logits = compute(step)
             if self._logits is None:
                 self._logits = torch.empty_like(logits)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._logits[:size].copy_(compute(step))
-            pool = graph.pool() if pool is None else pool
-            self._graphs[size] = graph
-        logger.info("captured %d CUDA graphs in %.1f s", len(sizes), time.monotonic() - started)
+            kept = self._logits[: size.num_seqs]
+            replay, pool = capture(lambda kept=kept, step=step: kept.copy_(compute(step)), pool)
+            self._replays[size.num_seqs] = replay
+        logger.info("captured %d graphs in %.1f s", len(sizes), time.monotonic() - started)
 
-    def find(self, num_seqs: int, longest: int) -> GraphSize | None:
-        """Returns the size of the graph for `num_seqs` sequences of at most `longest` tokens; None if none fits."""
-        place = bisect_left(self._sizes, num_seqs)
-        if place == len(self._sizes) or longest > self._max_seq_len:
-            return None
-        return GraphSize(self._sizes[place], self._max_seq_len, self._num_slots)
+    def find(self, seq_lens: Integers) -> GraphSize | None:
+        """Returns the size of the smallest graph for sequences of these lengths in tokens [S]; None if none fits."""
+        place = bisect_left(self._sizes, len(seq_lens), key=lambda size: size.num_seqs)
+        fitting = (s for s in self._sizes[place:] if all(s.fits(seq_lens, each) for each in self._split_tokens))
+        return next(fitting, None)
 
     def replay(self, size: GraphSize) -> Tensor:
         """Runs a graph. Returns logits [num_seqs of the graph, vocab], which the next replay overwrites."""
         assert self._logits is not None, "no graph was captured"
-        self._graphs[size.num_seqs].replay()
+        self._replays[size.num_seqs]()
         return self._logits[: size.num_seqs]
 
 
@@ -89,7 +102,7 @@ class StepGraphs:
         graphs = self.plain if step.token_slots is None else self.adapted
         if graphs is None or not step.is_decode:
             return None
-        return graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
+        return graphs.find(step.sequences.seq_lens)
 
     def replay(self, size: GraphSize) -> Tensor:
         """See `DecodeGraphs.replay`."""

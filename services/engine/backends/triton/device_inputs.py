@@ -16,7 +16,6 @@ import numpy as np
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
-    SPLIT_TOKENS,
     DeviceWork,
     Integers,
     Sequences,
@@ -37,6 +36,7 @@ from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.worker.batch.inputs import state_moves
 from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from antiphon.services.engine.worker.batch.state_table import StateTable
+from antiphon.services.engine.worker.capacity.graphs import SPLIT_TOKENS, Reach, splits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +86,13 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """The size of a captured graph: number of sequences, with one token each, and their maximum length in tokens.
+    """The size of a captured graph: number of sequences, with one token each, and how long they may be.
 
     `num_slots`: number of adapter slots that its steps may use; 0 for a graph without products of adapters.
     """
 
     num_seqs: int
-    max_seq_len: int
+    reach: Reach
     num_slots: int = 0
 
     @property
@@ -101,8 +101,12 @@ class GraphSize:
         return most_tiles(self.num_seqs, self.num_slots) if self.num_slots else 0
 
     def max_items(self, split_tokens: int) -> int:
-        """Maximum number of key splits (see `attention_work`) of all sequences together."""
-        return self.num_seqs * -(-self.max_seq_len // split_tokens)
+        """Maximum number of key splits of all sequences together, see `Reach`."""
+        return self.reach.max_items(self.num_seqs, split_tokens)
+
+    def fits(self, seq_lens: Integers, split_tokens: int) -> bool:
+        """Whether the list of splits has room for sequences of these lengths [S]."""
+        return int(splits_of(seq_lens, split_tokens).sum()) <= self.max_items(split_tokens)
 
 
 def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
@@ -231,7 +235,7 @@ def staging_bytes(
     `num_kinds`: number of kinds of layers. `num_slots`: number of adapter slots. `has_states`: whether the model has
     recurrent states.
     """
-    items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
+    items = max_num_seqs * int(splits_of(np.array([max_model_len]), SPLIT_TOKENS)[0])
     words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
     words += moves_words(max_tokens, max_num_seqs) if has_states else 0

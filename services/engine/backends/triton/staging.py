@@ -14,6 +14,8 @@ from torch import Tensor
 
 _ALIGNED_BYTES = 16
 _TURNS = 3
+_PLACES = 1024
+"""Views of the device buffer that are kept: those of all graphs, and of steps that come again. Each takes 0.4 KB."""
 _TYPES = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
@@ -54,6 +56,9 @@ class Staging:
         self._used = end
         key = (start, room, numpy_type)
         if key not in self._places:
+            if len(self._places) == _PLACES:
+                # Steps with prompts of all lengths have places of all sizes. Views made again have the same address.
+                self._places.clear()
             piece = self._target[start : start + room * numpy_type.itemsize]
             self._places[key] = piece.view(_TYPES[numpy_type])
         return self._places[key]

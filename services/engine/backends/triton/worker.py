@@ -24,7 +24,13 @@ from torch import Tensor
 from antiphon.services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
-from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs, graph_sizes
+from antiphon.services.engine.backends.triton.decode_graphs import (
+    Capture,
+    DecodeGraphs,
+    StepGraphs,
+    captured,
+    graph_sizes,
+)
 from antiphon.services.engine.backends.triton.device_blocks import DeviceBlocks
 from antiphon.services.engine.backends.triton.device_inputs import (
     DeviceStep,
@@ -58,8 +64,9 @@ from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
 from antiphon.services.engine.worker.batch.pooling import PoolingRows, pooling_kind, span_sums, with_vectors
 from antiphon.services.engine.worker.batch.prompt_logprobs import ReportedLogits, report_logits
 from antiphon.services.engine.worker.batch.state_table import StateTable
-from antiphon.services.engine.worker.capacity.budget import Backend, graphs_bytes, plan_measured
+from antiphon.services.engine.worker.capacity.budget import Backend, plan_measured
 from antiphon.services.engine.worker.capacity.context import context_length, served_description
+from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.profile import largest_step
 from antiphon.services.engine.worker.capacity.states import allocate_states, num_state_slots, state_interval
@@ -232,6 +239,7 @@ class TritonWorker:
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.
         captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
+        reach = Reach(settings.execution.max_seq_len_to_capture, bounds.context)
         backend = Backend(
             description=d,
             device=self._device,
@@ -240,16 +248,26 @@ class TritonWorker:
             run=self.run,
             # Attention reads keys and values in the cache, without copying them.
             context_token_bytes=lambda _: 0,
-            kept_bytes=(2 if num_slots else 1) * graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
+            kept_bytes=(2 if num_slots else 1) * graphs_bytes(d, bounds.num_rows, reach) if captures else 0,
             measures=on_device,
             weights_bytes=self._weights_bytes,
             ranks=self._ranks,
         )
         self.memory = plan_measured(settings, backend)
         if captures:
-            captured = min(settings.execution.max_seq_len_to_capture, self._facts.max_model_len)
-            given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
-            self._graphs = StepGraphs(DecodeGraphs(*given), DecodeGraphs(*given, num_slots) if num_slots else None)
+            free_bytes, _ = torch.cuda.mem_get_info()
+            self._graphs = self._capture(reach, num_slots, captured)
+            taken = free_bytes - torch.cuda.mem_get_info()[0]
+            logger.info("the graphs take %.0f MiB, planned were %.0f", taken / 2**20, backend.kept_bytes / 2**20)
+
+    def _capture(self, reach: Reach, num_slots: int, capture: Capture) -> StepGraphs:
+        split_tokens = sorted({heads.split_tokens for _, heads in self._kinds})
+
+        def graphs(num_slots: int) -> DecodeGraphs:
+            sizes = [GraphSize(size, reach, num_slots) for size in graph_sizes(len(self._tables))]
+            return DecodeGraphs(sizes, split_tokens, self._prepare_empty, self._logits, capture)
+
+        return StepGraphs(graphs(0), graphs(num_slots) if num_slots else None)
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
         """Creates KV cache, swap space, recurrent states, the state table and the facts that depend on their sizes."""

@@ -50,8 +50,6 @@ FREE_SHARE_MAX = 0.7
 """Maximum share of free main memory for the KV cache; the rest is for swap space and the other processes."""
 HEAP_BYTES_MAX = 256 * 2**20
 """The heap may keep at most this many bytes of freed step memory, and never more than one step needs."""
-_GRAPHS_BYTES = 512 * 2**20
-"""Estimated memory of the largest graph's activations and of the driver."""
 _GIB = 2**30
 _MIB = 2**20
 
@@ -263,11 +261,3 @@ def device_budget(settings: EngineSettings, free_bytes: int, total_bytes: int, s
 def heap_bytes(step_bytes: int) -> int:
     """Returns the free memory, in bytes, that the heap may keep between steps."""
     return min(HEAP_BYTES_MAX, step_bytes)
-
-
-def graphs_bytes(max_num_seqs: int, vocab_size: int) -> int:
-    """Returns the device memory, in bytes, that captured graphs keep.
-
-    The logits of the largest graph count twice: in the graph's own memory and in the common buffer.
-    """
-    return _GRAPHS_BYTES + 2 * 4 * max_num_seqs * vocab_size

@@ -144,8 +144,9 @@ def test_latents_take_what_was_predicted(changes: dict[str, Any], model: Any) ->
     assert report.weights_bytes == pytest.approx(needs.weights_bytes, rel=0.01)
     assert report.step_bytes / 3 < needs.step_bytes < report.step_bytes * 3
     on_gpu, small = (predict(settings(directory, max_model_len=n), directory, "gpu") for n in (4096, 1024))
-    assert on_gpu.step_bytes == small.step_bytes, "the kernels read rows as they are"
-    assert on_gpu.graphs_bytes > 0
+    bare = [needs.step_bytes - needs.graphs_bytes for needs in (on_gpu, small)]
+    assert bare[0] == bare[1], "the kernels read rows as they are"
+    assert on_gpu.graphs_bytes > small.graphs_bytes > 0, "longer sequences leave more sums"
 
 
 def test_matrices_of_latents_become_plain(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ interpreter's bfloat16 arithmetic is wrong, so kernels convert the operands of p
 import contextlib
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -22,20 +23,78 @@ UPCAST = tl.constexpr(INTERPRETED)
 """Whether kernels convert the operands of products to float32."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
-Launch = Callable[..., None]
+Launch = Callable[..., Any]
 _INTERPRETED_PROGRAMS = 3
 _ASSUMED_PROCESSORS = 132
 """Number of multiprocessors assumed if there is no device: that of an H200."""
+_PROGRAMS_MAX = 32
+"""Most programs that a multiprocessor takes, whatever they need."""
+_USUAL_PROGRAMS = 4
+"""Programs that a multiprocessor is assumed to run at once until the compiled kernel tells."""
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float | None, warps: int, stages: int = 2, **constants: Any
+) -> Any:
+    """Starts a kernel over a grid; does nothing if the grid is empty. `constants` are the compile-time arguments.
+
+    Returns the compiled kernel; None if none was compiled.
+    """
+    if min(grid) == 0:
+        return None
+    # AMD's warps have twice as many threads.
+    warps = max(1, warps // 2) if architecture().startswith("gfx") else warps
+    return _start(kernel, grid, arguments, constants, warps, stages)
+
+
+def launch_filling(
+    num_tasks: int, kernel: Any, device: torch.device, *arguments: Any, warps: int, stages: int = 2, **constants: Any
 ) -> None:
-    """Starts a kernel over a grid; does nothing if the grid is empty. `constants` are the compile-time arguments."""
-    if min(grid) > 0:
-        # AMD's warps have twice as many threads.
-        warps = max(1, warps // 2) if architecture().startswith("gfx") else warps
-        _start(kernel, grid, arguments, constants, warps, stages)
+    """Starts a kernel whose programs share `num_tasks` tasks: as many as the device runs at once, one for each task.
+
+    With more programs the last would begin when the first have ended, and run with idle multiprocessors around them.
+    How many a multiprocessor runs at once is known after a variant's first launch (`Multiprocessor`).
+    """
+    types = tuple(argument.dtype for argument in arguments if isinstance(argument, Tensor))
+    variant = (kernel, warps, stages, *constants.values(), *types)
+    programs = min(num_tasks, num_processors(device) * _programs.get(variant, _USUAL_PROGRAMS))
+    compiled = launch(kernel, (programs,), *arguments, warps=warps, stages=stages, **constants)
+    if variant not in _programs and device.type == "cuda" and torch.version.hip is None:
+        limits = multiprocessor(device)
+        _programs[variant] = limits.programs(compiled.n_regs, compiled.metadata.shared, 32 * warps)
+
+
+_programs: dict[tuple[Any, ...], int] = {}
+"""For each variant of a kernel that has run, the programs that a multiprocessor runs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What the programs on a multiprocessor share. `shared` in bytes."""
+
+    registers: int
+    shared: int
+    threads: int
+
+    def programs(self, registers: int, shared: int, threads: int) -> int:
+        """Returns how many programs run at once, at least 1.
+
+        `registers`: of each thread; `shared`: bytes of shared memory; `threads`: of a program. Registers are given to
+        warps in pieces of 256, and each program takes 1 KiB of shared memory for the system (CUDA's table of compute
+        capabilities 8.0 to 10.0).
+        """
+        of_a_program = -(-registers * 32 // 256) * 256 * (threads // 32)
+        fitting = self.registers // of_a_program, self.shared // (shared + 1024), self.threads // threads, _PROGRAMS_MAX
+        return max(1, min(fitting))
+
+
+@functools.cache
+def multiprocessor(device: torch.device) -> Multiprocessor:
+    """Returns what the multiprocessors of a CUDA device have."""
+    found = torch.cuda.get_device_properties(device)
+    return Multiprocessor(
+        found.regs_per_multiprocessor, found.shared_memory_per_multiprocessor, found.max_threads_per_multi_processor
+    )
 
 
 def record_launches(start: Launch, for_architecture: str) -> None:
@@ -83,10 +142,10 @@ def ceil_div(n: int, by: int) -> int:
 
 def _on_device(
     kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: dict[str, Any], warps: int, stages: int
-) -> None:
+) -> Any:
     # Under the interpreter NumPy computes, and would warn about infinities that a device produces silently.
     with np.errstate(all="ignore") if INTERPRETED else contextlib.nullcontext():
-        kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages)
+        return kernel[grid](*arguments, **constants, num_warps=warps, num_stages=stages)
 
 
 _start: Launch = _on_device

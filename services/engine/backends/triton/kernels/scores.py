@@ -1,4 +1,4 @@
-"""Functions that both attention kernels share: scores of a tile of keys, and the update of the running softmax.
+"""Functions that the attention kernels share: ranges of keys, scores of a tile of keys, update of the running softmax.
 
     s = scale · q·k;  with a soft cap: cap · tanh(s / cap);  with linear biases: + slope · (key - query position)
     m' = max(m, max s);  l' = l · 2^(m - m') + Σ 2^(s - m');  acc' = acc · 2^(m - m') + Σ 2^(s - m') v
@@ -11,6 +11,26 @@ import triton
 import triton.language as tl
 
 from antiphon.services.engine.backends.triton.kernels.runtime import LOG2E, UPCAST
+from antiphon.services.engine.worker.capacity.graphs import LONG_SPLIT, SHORT_SPLITS
+
+_SHORT, _LONG = tl.constexpr(SHORT_SPLITS), tl.constexpr(LONG_SPLIT)
+
+
+@triton.jit
+def split_range(split, seq_len, SPLIT: tl.constexpr):
+    """Returns the first key of a split and the key after its last one. See `capacity/graphs`."""
+    start = SPLIT * (tl.minimum(split, _SHORT) + _LONG * tl.maximum(split - _SHORT, 0))
+    size = tl.where(split < _SHORT, SPLIT, _LONG * SPLIT)
+    return start, tl.minimum(start + size, seq_len)
+
+
+@triton.jit
+def blocks_of(table, first, keys, visible, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
+    """Returns the blocks of a tile's keys, of which `first`, a multiple of TILE, is visible; one if it has them all."""
+    if BLOCK_SIZE % TILE == 0:
+        return tl.load(table + first // BLOCK_SIZE)
+    else:
+        return tl.load(table + keys // BLOCK_SIZE, mask=visible, other=0)
 
 
 @triton.jit
@@ -20,7 +40,8 @@ def load_rows(
 ):  # fmt: skip
     """Returns keys or values [tokens, D padded] of one head. Padding is 0; if MASKED, invisible tokens are 0 too.
 
-    TOKEN: distance of tokens in the cache, which are further apart than their heads where layers share a tensor.
+    `blocks`: of each token, or one of all. TOKEN: distance of tokens in the cache, which are further apart than their
+    heads where layers share a tensor.
     """
     slots = blocks.to(tl.int64) * BLOCK_SIZE + offsets
     places = cache + head * D + (slots * TOKEN)[:, None] + d[None, :]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.attention import attention_work
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
-    SPLIT_TOKENS,
     DeviceWork,
     Geometry,
     Sequences,
@@ -22,6 +21,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.prefill_attentio
 from antiphon.services.engine.kernels.alibi import alibi_slopes
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
 from antiphon.services.engine.kernels.storage import as_stored
+from antiphon.services.engine.worker.capacity.graphs import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS
 from tests.unit.engine.backends.triton.close import assert_close
 
 BLOCK_SIZE = 16
@@ -45,6 +45,7 @@ class Heads:
     """Whether the cache is a part of a tensor that other layers share."""
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
+    block_size: int = BLOCK_SIZE
 
 
 def put(array: np.ndarray, capacity: int) -> Tensor:
@@ -62,7 +63,7 @@ class Case:
         generator = torch.Generator().manual_seed(len(lengths))
         query_lens = np.array([queries for _, queries in lengths])
         seq_lens = np.array([computed + queries for computed, queries in lengths])
-        widths = -(-seq_lens // BLOCK_SIZE)
+        widths = -(-seq_lens // heads.block_size)
         num_blocks = int(widths.sum()) + 2
         order, ids = (
             np.random.default_rng(3).permutation(len(lengths)),
@@ -79,7 +80,7 @@ class Case:
         wide = torch.randn(int(query_lens.sum()), num_heads + 2, heads.head_dim, generator=generator).to(heads.dtype)
         self.queries = wide[:, :num_heads]
         width, first = heads.kv_heads * heads.head_dim, 32 if heads.shared else 0
-        shape = (num_blocks, BLOCK_SIZE, width + 2 * first)
+        shape = (num_blocks, heads.block_size, width + 2 * first)
         caches = [torch.randn(shape, generator=generator).to(heads.dtype) for _ in range(2)]
         stored = [as_stored(cache, heads.cache_dtype or heads.dtype) for cache in caches]
         own = [cache[..., first : first + width] for cache in stored]
@@ -125,7 +126,7 @@ class Case:
         heads, sequences = self.heads, self.sequences
         slopes = alibi_slopes(heads.kv_heads * heads.group).view(heads.kv_heads, -1) if heads.alibi else None
         shape = AttentionShape(
-            block_size=BLOCK_SIZE,
+            block_size=heads.block_size,
             bytes_per_slot=1,
             dtype=torch.float32,
             device=torch.device("cpu"),
@@ -142,7 +143,8 @@ class Case:
             for i in range(len(sequences.rows))
             for p in range(sequences.seq_lens[i] - sequences.query_lens[i], sequences.seq_lens[i])
         ]
-        slots = [int(self.tables[row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for row, p in places]
+        size = heads.block_size
+        slots = [int(self.tables[row, p // size]) * size + p % size for row, p in places]
         own_keys, own_values = (cache.flatten(0, 1)[slots] for cache in (keys, values))
         scores = Scores(None, heads.softcap, self.sinks())
         out = paged_attention(self.queries.to(torch.float32), own_keys, own_values, keys, values, batch, scores)
@@ -155,6 +157,7 @@ class Case:
 VARIANTS = [
     Heads(),
     Heads(kv_heads=1, group=3, head_dim=24),
+    Heads(window=20, block_size=64),
     Heads(group=1, window=20),
     Heads(group=7, window=SPLIT_TOKENS + 3),
     Heads(softcap=2.0, window=33),
@@ -188,6 +191,16 @@ def test_chunks_beside_decoding_sequences_attend_to_what_the_reference_does(head
 def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_reference_does() -> None:
     Case([(100, 70), (0, 64), (63, 65)], Heads(window=90)).check()
     Case([(100, 70), (0, 64), (63, 65)], Heads(window=90, chunked=True)).check()
+
+
+LONG = SHORT_SPLITS * SPLIT_TOKENS
+
+
+@pytest.mark.parametrize("window", [None, LONG_SPLIT * SPLIT_TOKENS])
+def test_a_sequence_with_long_splits_attends_to_what_the_reference_does(window: int | None) -> None:
+    """The first ends in the second long split, the others just before and behind the first."""
+    lengths = [(LONG + LONG_SPLIT * SPLIT_TOKENS + 9, 1), (LONG - 1, 1), (LONG, 1)]
+    Case(lengths, Heads(kv_heads=1, window=window, block_size=64)).check()
 
 
 @pytest.mark.parametrize("queries", [2, 5, 9])
@@ -230,6 +243,10 @@ def test_the_lists_name_every_split_and_every_tile_once() -> None:
     assert [(i >> 16, i & 0xFFFF) for i in items] == [(0, 1), (0, 2), (1, 0), (2, 0), (2, 1)]
     starts, items = split_items(sequences, 256, chunked=True)
     assert [(i >> 16, i & 0xFFFF) for i in items] == [(0, 2), (1, 0), (2, 1)]
+    long = Sequences(np.arange(3), np.array([LONG, LONG + 1, LONG + 1025]), np.arange(3), np.ones(3, dtype=np.int64))
+    starts, items = split_items(long, 1025)
+    assert np.diff(starts).tolist() == [5, 5, 2]
+    assert [(i >> 16, i & 0xFFFF) for i in items[10:]] == [(2, 64), (2, 65)]
     chunks = Sequences(np.arange(2), np.array([50, 400]), np.array([0, 50]), np.array([50, 100]))
     tiles = [(i >> 16, i & 0xFFFF) for i in query_tiles(chunks, 32)]
     assert tiles == [(1, 3), (1, 2), (1, 1), (1, 0), (0, 1), (0, 0)]

@@ -8,7 +8,6 @@ import torch
 
 from antiphon.services.engine.backends.triton.kernels.attention import attention_work
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
-    SPLIT_TOKENS,
     DeviceWork,
     Geometry,
     plan_work,
@@ -23,6 +22,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import m
 from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.kernels.rotary import make_rotation, rotate
 from antiphon.services.engine.kernels.storage import as_stored
+from antiphon.services.engine.worker.capacity.graphs import SHORT_SPLITS, SPLIT_TOKENS
 from tests.unit.engine.backends.triton.close import assert_close
 from tests.unit.engine.backends.triton.test_attention import DECODES, Case, Heads, put
 
@@ -81,6 +81,10 @@ def test_chunks_beside_decoding_sequences_attend_to_what_the_reference_does(head
 
 def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_reference_does() -> None:
     LatentCase([(100, 70), (0, 64), (63, 65)], latents(4, 16)).check()
+
+
+def test_a_sequence_with_long_splits_attends_to_what_the_reference_does() -> None:
+    LatentCase([(SHORT_SPLITS * SPLIT_TOKENS + 9, 1)], replace(latents(3, 16), block_size=64)).check()
 
 
 def test_guesses_of_any_number_of_heads_are_checked_by_the_kernel_for_few_queries() -> None:

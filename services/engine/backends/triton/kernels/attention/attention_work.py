@@ -22,13 +22,8 @@ from torch import Tensor
 
 from antiphon.services.engine.kernels.paged_attention import first_keys
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.graphs import SPLIT_TOKENS, split_tokens, splits_of
 
-SPLIT_TOKENS: Final = 256
-"""Keys of one split. Fixed, because a sequence's sums must not depend on the number of other sequences."""
-_SPLIT_HEADS = 32
-"""Heads of latent attention for which a split has `SPLIT_TOKENS` keys; with more heads it has more keys
-(`Heads.split_tokens`).
-"""
 FEW_QUERIES: Final = 9
 """Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
 step.
@@ -78,12 +73,8 @@ class Heads:
 
     @property
     def split_tokens(self) -> int:
-        """Keys of one split.
-
-        With latents, a partial result is as wide as a row for each head. The more heads a model has, the more keys a
-        split has, so that all partial results together take no more memory.
-        """
-        return SPLIT_TOKENS * max(1, self.group // _SPLIT_HEADS) if self.latent else SPLIT_TOKENS
+        """See `capacity/graphs`."""
+        return split_tokens(self.group, latent=self.latent)
 
     @property
     def few_rows(self) -> int:
@@ -200,12 +191,15 @@ def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
 
 
 def split_items(
-    sequences: Sequences, window: int | None, split_tokens: int = SPLIT_TOKENS, chunked: bool = False
+    sequences: Sequences, window: int | None, each: int = SPLIT_TOKENS, chunked: bool = False
 ) -> tuple[Integers, Integers]:
-    """Returns `item_starts` [S + 1] and the packed (sequence, split) pairs of splits with keys visible to a query."""
-    last = -(-sequences.seq_lens // split_tokens)
-    first = first_keys(sequences.seq_lens - sequences.query_lens, window, chunked) // split_tokens
-    counts = last - first
+    """Returns `item_starts` [S + 1] and the packed (sequence, split) pairs of splits with keys visible to a query.
+
+    `each`: keys of one of the first splits.
+    """
+    first_seen = first_keys(sequences.seq_lens - sequences.query_lens, window, chunked)
+    first = splits_of(first_seen + 1, each) - 1
+    counts = splits_of(sequences.seq_lens, each) - first
     starts = np.concatenate(([0], counts.cumsum()))
     owner = np.repeat(np.arange(len(counts)), counts)
     splits = np.arange(len(owner)) - starts[owner] + first[owner]

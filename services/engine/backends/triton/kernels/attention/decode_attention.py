@@ -1,4 +1,4 @@
-"""Paged attention for sequences with few query tokens: the keys are divided into splits of fixed size.
+"""Paged attention for sequences with few query tokens: the keys are divided into splits.
 
 Each split produces a partial result; a second kernel combines the partial results of a sequence.
 
@@ -9,10 +9,11 @@ Each split produces a partial result; a second kernel combines the partial resul
     caches       [num_blocks, block_size, kv_heads, head_dim], also 8-bit floats; tokens may be further apart
     attended     [num_tokens, heads, head_dim]
 
-A split is a fixed range of positions, and splits are combined in their order, so a sequence's result does not depend on
-the other sequences of the step. Programs take (split, key head) pairs from a list made by the host. One grid therefore
-fits sequences of any length, as a captured graph requires, and long sequences do not delay others. The query heads of a
-group and the query tokens (up to 9 with draft tokens) form the rows of one matrix product.
+A split is a fixed range of positions (`capacity/graphs`), and splits are combined in their order, so a
+sequence's result does not depend on the other sequences of the step. Programs take (split, key head) pairs from a list
+made by the host. One grid therefore fits sequences of any length, as a captured graph requires, and long sequences do
+not delay others. The query heads of a group and the query tokens (up to 9 with draft tokens) form the rows of one
+matrix product.
 
 Reference: `kernels/paged_attention`. The split is that of Flash-Decoding (Dao et al., 2023), with one work list instead
 of a grid sized for the longest sequence.
@@ -26,21 +27,23 @@ from torch import Tensor
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, FewWork, Geometry
 from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import token_distance
 from antiphon.services.engine.backends.triton.kernels.runtime import (
+    INTERPRETED,
     architecture,
     launch,
-    num_processors,
+    launch_filling,
     power_of_two,
 )
 from antiphon.services.engine.backends.triton.kernels.scores import (
     accumulate,
+    blocks_of,
     first_key,
     in_window,
     load_rows,
     make_scores,
+    split_range,
     with_sink,
 )
 
-_PROGRAMS_A_PROCESSOR = 4
 _COMBINED_AT_ONCE, _NARROW = 16, 256
 
 
@@ -73,13 +76,13 @@ def _split_kernel(
         best = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
         acc = tl.zeros((ROWS, D_PAD), tl.float32)
-        start, end = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, seq_len)
+        start, end = split_range(split, seq_len, SPLIT)
         if WINDOW:
             start = tl.maximum(start, first_key(seq_len - num_queries, window, WINDOW) // TILE * TILE)
         for first in range(start, end, TILE):
             keys = first + tl.arange(0, TILE)
             visible = keys < end
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=visible, other=0)
+            blocks = blocks_of(table, first, keys, visible, BLOCK_SIZE, TILE)
             k = load_rows(key_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, TOKEN, D, True)
             v = load_rows(value_cache, blocks, keys % BLOCK_SIZE, visible, head, d, BLOCK_SIZE, TOKEN, D, True)
             distances = keys[None, :] - positions[:, None]
@@ -154,11 +157,10 @@ def attend_few(
     partials = torch.empty((*shape, head_dim), dtype=torch.float32, device=queries.device)
     # Separate tensors: a view that starts inside another tensor may be unaligned and would need another kernel variant.
     bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
-    tile, warps, stages = _shape(head_dim, queries.dtype.itemsize)
-    programs = min(few.max_items * kv_heads, num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)
+    tile, warps, stages = _shape(head_dim, rows, queries.dtype.itemsize, key_cache.dtype.itemsize)
     shared = {"KV_HEADS": kv_heads, "GROUP": group, "D": head_dim, "D_PAD": power_of_two(head_dim, 16)}
-    launch(
-        _split_kernel, (programs,),
+    launch_filling(
+        few.max_items * kv_heads, _split_kernel, queries.device,
         queries, key_cache, value_cache, attended, partials, bests, totals,
         work.tables, few.rows, few.seq_lens, few.query_starts, few.query_lens,
         few.item_starts, few.items, few.num_items, g.slopes, g.sinks,
@@ -170,11 +172,22 @@ def attend_few(
     combine_splits(attended, partials, bests, totals, few, kv_heads, g.sinks)
 
 
-def _shape(head_dim: int, itemsize: int) -> tuple[int, int, int]:
-    """Returns (keys in a tile, warps, stages) that fit registers and shared memory, as the compile gate checks."""
-    if head_dim <= 256:
-        return 64 if head_dim <= 128 and itemsize <= 2 else 32, 4, 3
-    return (16, 8, 1) if itemsize > 2 or architecture() == "gfx942" else (32, 8, 2)
+def _shape(head_dim: int, rows: int, itemsize: int, stored_itemsize: int) -> tuple[int, int, int]:
+    """Returns (keys in a tile, warps, stages) that fit registers and shared memory, as the compile gate checks.
+
+    `rows` of the product; bytes of a number in a query, and in the cache. With five stages, keys and values have two
+    buffers each, so that a tile is copied while the one before is computed.
+    """
+    if INTERPRETED:
+        # The interpreter runs a tile at a time, so a few large ones are faster.
+        return 64, 4, 1
+    if architecture() == "gfx942":
+        return (64 if head_dim <= 128 and itemsize <= 2 else 32, 4, 3) if head_dim <= 256 else (16, 8, 1)
+    if head_dim > 256 and itemsize > 2:
+        return 16, 8, 1
+    # Numbers of 8 bits are copied as they are and take registers when they are converted.
+    tile = 32 if head_dim <= 128 and itemsize == stored_itemsize == 2 else 16
+    return tile, 4 if rows <= 16 else 8, 5 if itemsize == stored_itemsize else 7
 
 
 def combine_splits(

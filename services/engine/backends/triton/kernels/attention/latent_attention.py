@@ -34,12 +34,10 @@ from antiphon.services.engine.backends.triton.kernels.runtime import (
     architecture,
     ceil_div,
     launch,
-    num_processors,
+    launch_filling,
     power_of_two,
 )
-from antiphon.services.engine.backends.triton.kernels.scores import accumulate, multiply
-
-_PROGRAMS_A_PROCESSOR = 4
+from antiphon.services.engine.backends.triton.kernels.scores import accumulate, multiply, split_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +108,9 @@ def _latent_split_kernel(
             best = tl.full((ROWS,), float("-inf"), tl.float32)
             total = tl.zeros((ROWS,), tl.float32)
             acc = tl.zeros((ROWS, RANK_PAD), tl.float32)
-            end = tl.minimum(split * SPLIT + SPLIT, seq_len)
+            start, end = split_range(split, seq_len, SPLIT)
             best, total, acc = _attend_rows(
-                split * SPLIT, end, end - 1, plain, turned, seq_len - num_queries + query, best, total, acc, cache,
+                start, end, end - 1, plain, turned, seq_len - num_queries + query, best, total, acc, cache,
                 table, c, t, scale, BLOCK_SIZE, RANK, ROPE, TILE, True,
             )  # fmt: skip
             out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -180,9 +178,8 @@ def attend_few_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: D
     partials = torch.empty((*shape, row.rank), dtype=torch.float32, device=queries.device)
     bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
     rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize, cache.dtype.itemsize)
-    programs = min(few.max_items * ceil_div(pairs, rows), num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)
-    launch(
-        _latent_split_kernel, (programs,),
+    launch_filling(
+        few.max_items * ceil_div(pairs, rows), _latent_split_kernel, queries.device,
         queries, cache, attended, partials, bests, totals,
         work.tables, few.rows, few.seq_lens, few.query_starts, few.query_lens,
         few.item_starts, few.items, few.num_items, work.tables.stride(0), float(row.scale),
