@@ -2,14 +2,17 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.services.engine.engine import Engine
 from antiphon.services.engine.steps.loop import StepReport
+from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
 from antiphon.services.engine.worker.interface import ModelWorker
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
@@ -141,3 +144,25 @@ def test_a_hostile_grammar_ends_its_own_sequence_and_changes_no_other(backend: s
     )
     # In the middle of their outputs.
     assert all(20 < len(found.tokens[name]) < 400 for name in found.errors)
+
+
+def test_a_gpu_computes_a_step_while_the_processor_computes_its_masks(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker("triton", models("llama"), max_num_seqs=8)
+    assert isinstance(worker, TritonWorker)
+    order: list[str] = []
+    monkeypatch.setattr(worker, "_compute", noted(order, "forward", worker._compute))
+    monkeypatch.setattr(MaskTurns, "compute", noted(order, "masks", MaskTurns.compute))
+    monkeypatch.setattr(worker, "_choose", noted(order, "choose", worker._choose))
+    outputs(worker, {"a": JSON}, 2)
+    assert order == ["forward", "masks", "choose"] * (len(order) // 3)
+    assert order
+
+
+def noted(order: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        order.append(name)
+        return function(*arguments, **named)
+
+    return call

@@ -1,7 +1,8 @@
 """Samples tokens on the device, and keeps each row's last token and penalty counts there for the next step.
 
 The order of the operations is that of `sampler`; the kernels are in `kernels/sampling`. The random generator has no
-state. Called by the GPU worker: `stage` before a step's arrays are copied, `choose` after its forward pass.
+state. Called by the GPU worker: `stage` before a step's arrays are copied, `with_masks` and `choose` when its forward
+pass has been launched.
 """
 
 from dataclasses import dataclass, replace
@@ -63,19 +64,17 @@ class DeviceSampler:
             self._in_prompt.index_copy_(0, places, sent(torch.from_numpy(in_prompt.astype(np.int8)), self._device))
 
     def stage(self, batch: SamplingBatch, rows: Integers, staging: Staging) -> StagedSampling:
-        """Puts the parameters of the rows to sample into the staging buffer, in their order."""
-        penalty_rows, mask_rows = np.full((2, len(rows)), -1)
+        """Puts the parameters of the rows to sample into the staging buffer, in their order, without adjustments."""
+        penalty_rows = np.full(len(rows), -1)
         penalty_rows[batch.penalised] = rows[batch.penalised]
-        masked = [row for row, adjustment in batch.adjustments.items() if adjustment.mask is not None]
-        mask_rows[masked] = np.arange(len(masked))
         put = staging.put
         columns = batch.columns.map(lambda column: put(column, dtype=column.dtype))
         adjustments = Adjustments(
             counts=self._counts,
             in_prompt=self._in_prompt,
-            bitmask=self._bitmask(batch),
+            bitmask=self._everything,
             penalty_rows=put(penalty_rows),
-            mask_rows=put(mask_rows),
+            mask_rows=put(np.full(len(rows), -1)),
         )
         positions, places = put(batch.output_positions), put(rows, dtype=np.int64)
         return StagedSampling(
@@ -86,6 +85,18 @@ class DeviceSampler:
             rows=places,
             penalised=batch.penalised,
         )
+
+    def with_masks(self, staged: StagedSampling, batch: SamplingBatch) -> StagedSampling:
+        """Returns what was staged, with the batch's adjustments, whose masks are copied to the device by themselves."""
+        masks = {row: each.mask for row, each in batch.adjustments.items() if each.mask is not None}
+        if not masks:
+            return replace(staged, batch=batch)
+        mask_rows = np.full(len(batch.num_logprobs), -1, dtype=np.int32)
+        mask_rows[list(masks)] = np.arange(len(masks))
+        bitmask = np.stack(list(masks.values())).view(np.int32)
+        placed = [sent(torch.from_numpy(values), self._device) for values in (bitmask, mask_rows)]
+        adjustments = replace(staged.adjustments, bitmask=placed[0], mask_rows=placed[1])
+        return replace(staged, batch=batch, adjustments=adjustments)
 
     def choose(self, logits: Tensor, staged: StagedSampling, draft_tokens: "DraftTokens | None" = None) -> Chosen:
         """Samples tokens from logits [n, vocab].
@@ -132,13 +143,6 @@ class DeviceSampler:
         )
         counted, in_prompt = sent(torch.from_numpy(counts), self._device), self._in_prompt.index_select(0, own)
         return replace(staged.adjustments, counts=counted, in_prompt=in_prompt, penalty_rows=rows)
-
-    def _bitmask(self, batch: SamplingBatch) -> Tensor:
-        """Returns the bitmask of allowed tokens, one row for each row of the batch that has a mask."""
-        found = [adjustment.mask for adjustment in batch.adjustments.values() if adjustment.mask is not None]
-        if not found:
-            return self._everything
-        return sent(torch.from_numpy(np.stack(found).view(np.int32)), self._device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,8 @@ class TritonWorker:
         if logits is None:
             self._under_way.append(StepResult(step=plan.step))
             return
+        # The device computes the step while the processor computes the masks of its grammars.
+        sampling = self._with_masks(step, sampling)
         self._choose(plan, step, logits, sampling, self._reported(step, placed, logits))
 
     def collect(self) -> StepResult:
@@ -319,8 +321,13 @@ class TritonWorker:
         if not len(step.rows):
             return None
         batch = self._table.sampling(step.rows, step.offsets, with_counts=False)
-        batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         return self._sampler.stage(batch, step.rows, self._staging)
+
+    def _with_masks(self, step: HostStep, sampling: StagedSampling | None) -> StagedSampling | None:
+        if sampling is None:
+            return None
+        batch = self._table.with_adjustments(sampling.batch, step.rows, step.offsets)
+        return self._sampler.with_masks(sampling, batch)
 
     def _compute(
         self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, needs_logits: bool
