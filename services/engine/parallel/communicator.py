@@ -87,6 +87,7 @@ class TorchCommunicator(Communicator):
         self.shard, self._on_gpu = shard, on_gpu
         self.local_rank, self.local_size = meeting.local_rank, meeting.local_size
         earlier = _sockets()
+        device = torch.device("cuda", meeting.local_rank) if on_gpu else torch.device("cpu")
         with _interface(meeting):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
@@ -94,10 +95,14 @@ class TorchCommunicator(Communicator):
                 rank=shard.rank,
                 world_size=shard.size,
                 timeout=_TIMEOUT,
+                device_id=device if on_gpu else None,
             )
             # Every rank must create all groups, in the same order.
             stages = [self._group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
             columns = [self._group(range(t, shard.size, shard.tp_size)) for t in range(shard.tp_size)]
+            # NCCL connects a group, and reads the variables of the interface, in its first operation.
+            for group in (None, stages[shard.pp_rank], columns[shard.tp_rank]):
+                dist.all_reduce(torch.zeros(1, device=device), group=group)
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         """Tensors that are being sent to other stages."""
         self._connections = _sockets() - earlier

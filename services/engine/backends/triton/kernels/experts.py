@@ -6,7 +6,8 @@
     4  combine  y[token] = residual + Σ of its pairs, in the router's order
 
 The host counts nothing: the sizes of all launches follow from the shapes, so a CUDA graph can capture them. There
-are no atomic additions, so a token's result does not depend on the other tokens. Programs of unused tiles exit
+are no atomic additions. The rows of a tile follow from the number of pairs of the step, and with them the instructions
+that multiply, so a token's result may differ in the last bits with the number of tokens. Programs of unused tiles exit
 immediately. Similar to the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
 """
 
