@@ -39,17 +39,22 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of GPU. `shared_max` is the shared memory in bytes that one program (thread block) may use."""
+    """A kind of GPU. `shared_max` is the shared memory in bytes that one program (thread block) may use.
+
+    `shapes`: the architecture that tile sizes are chosen for, see `runtime.architecture`.
+    """
 
     name: str
     gpu: GPUTarget
     shared_max: int
+    shapes: str
 
 
 TARGETS = (
-    Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024),
-    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024),
-    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024),
+    Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, "sm_80"),
+    Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, "sm_90"),
+    Target("sm_100", GPUTarget("cuda", 100, 32), 227 * 1024, "sm_90"),
+    Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, "gfx942"),
 )
 
 
@@ -98,7 +103,7 @@ def launches_of(case: Callable[[], None], target: Target) -> list[Launch]:
         launch = describe(kernel, arguments, constants, warps, stages)
         found.setdefault(launch.key, launch)
 
-    runtime.record_launches(note, target.name)
+    runtime.record_launches(note, target.shapes)
     case()
     return list(found.values())
 
@@ -148,7 +153,7 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
     fields = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     counts = {
         name: len(re.findall(rf"\b{name}\b", text))
-        for name in ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "LDGSTS", "LDL", "STL")
+        for name in ("HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "HMMA", "IMMA", "LDGSTS", "LDL", "STL")
     }
     # Library functions may use some stack without spilling; registers are spilled only if local memory is accessed.
     spills = max(fields["STACK"], fields["LOCAL"]) if counts["LDL"] + counts["STL"] else 0
