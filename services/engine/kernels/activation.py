@@ -11,7 +11,7 @@
     gated: gate_up [n, 2m], gate in the first m columns, up in the last m → act(gate) · up [n, m] of the same type
     swigluoai  gated only, of gpt-oss: g / (1 + exp(-1.702 g)) · (u + 1), g = min(gate, 7), u = up within -7 and 7
 
-`silu_mul` is the gated silu. Called by the MLPs, which choose their activation once, when they are built.
+Called by the MLPs, which choose their activation once, when they are built.
 """
 
 from collections.abc import Callable

@@ -33,10 +33,11 @@ from antiphon.services.engine.backends.triton.kernels.step_inputs import scatter
 from antiphon.services.engine.backends.triton.staging import Staging
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kernels.recurrent.moves import StateMoves
+from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, splits_of
 from antiphon.services.engine.worker.batch.inputs import state_moves
 from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from antiphon.services.engine.worker.batch.state_table import StateTable
-from antiphon.services.engine.worker.capacity.graphs import SPLIT_TOKENS, Reach, splits_of
+from antiphon.services.engine.worker.capacity.graphs import Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,8 +185,6 @@ class TritonWorker:
         if logits is None:
             self._under_way.append(StepResult(step=plan.step))
             return
-        # The device computes the step while the processor computes the masks of its grammars.
-        sampling = self._with_masks(step, sampling)
         self._choose(plan, step, logits, sampling, self._reported(step, placed, logits))
 
     def collect(self) -> StepResult:
@@ -323,12 +321,6 @@ class TritonWorker:
         batch = self._table.sampling(step.rows, step.offsets, with_counts=False)
         return self._sampler.stage(batch, step.rows, self._staging)
 
-    def _with_masks(self, step: HostStep, sampling: StagedSampling | None) -> StagedSampling | None:
-        if sampling is None:
-            return None
-        batch = self._table.with_adjustments(sampling.batch, step.rows, step.offsets)
-        return self._sampler.with_masks(sampling, batch)
-
     def _compute(
         self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, needs_logits: bool
     ) -> Tensor | None:
@@ -382,6 +374,10 @@ class TritonWorker:
         sampling: StagedSampling | None,
         reported: ReportedLogits | None,
     ) -> None:
+        if sampling is not None:
+            # The masks of grammars are computed while the device computes the step.
+            batch = self._table.with_adjustments(sampling.batch, step.rows, step.offsets)
+            sampling = self._sampler.with_masks(sampling, batch)
         waits = sampling is not None and bool(sampling.batch.waiting)
         draft_tokens = _draft_tokens(plan) if waits or step.offsets.any() else None
         chosen = None

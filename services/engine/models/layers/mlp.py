@@ -20,7 +20,6 @@ from torch import Tensor
 
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by, xielu
 from antiphon.services.engine.kernels.experts import mixed_experts, route
-from antiphon.services.engine.kernels.silu_mul import silu_mul
 from antiphon.services.engine.models.description import UNSCALED, ActivationKind, Experts
 from antiphon.services.engine.models.layers.linear import DenseLinear, Linear, QuantizedLinear
 from antiphon.services.engine.quantization.weight import QuantizedWeight
@@ -54,7 +53,7 @@ class GatedMlp(Mlp):
     ) -> None:
         """`scales`: see `DecoderDescription.mlp_scales`."""
         self.gate_up, self.down, self._scales = gate_up, down, scales
-        self._activation: Activation = silu_mul if activation == "silu" else gated_by(activation)
+        self._activation: Activation = gated_by(activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""

@@ -19,8 +19,8 @@ class Machine:
     """An engine whose decoding steps take `fixed_s`, and `row_s` more for each sequence."""
 
     def __init__(self, fixed_s: float, row_s: float, num_blocks: int = 4000) -> None:
-        sizes = {"num_blocks": num_blocks, "max_model_len": min(4 * num_blocks, 4000)}
-        self.core: Core = make_core(max_num_seqs=MANY + FEW + 30, budget=2000, **sizes)
+        longest = min(4 * num_blocks, 4000)
+        self.core: Core = make_core(num_blocks, max_num_seqs=MANY + FEW + 30, budget=2000, max_model_len=longest)
         self.fixed_s, self.row_s = fixed_s, row_s
         self.now_s = 1.0
         self.tokens = Counter[str]()
@@ -138,7 +138,7 @@ def test_if_blocks_run_out_for_those_whose_turn_it_is_others_go_on(seed: int) ->
     machine = Machine(1.0, 1.0, draw.randint(8, 24))
     count, later, length = draw.randint(2, 8), draw.randint(0, 30), draw.randint(1, 9)
 
-    def add(name: str, prompt: list[int], max_tokens: int) -> None:
+    def add(name: str, prompt: tuple[int, ...], max_tokens: int) -> None:
         machine.core.add(dataclasses.replace(spec(name, prompt, max_tokens=max_tokens), client=name[:-1]))
 
     for number in range(count):

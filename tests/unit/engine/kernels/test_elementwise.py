@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from antiphon.services.engine.kernels.activation import gated_by
 from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.kernels.rotary import make_rotation, rotate
-from antiphon.services.engine.kernels.silu_mul import silu_mul
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -19,11 +19,13 @@ def test_rms_norm_is_its_formula(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_silu_mul_is_its_formula(dtype: torch.dtype) -> None:
+def test_the_gated_silu_is_its_formula(dtype: torch.dtype) -> None:
     gate_up = torch.randn(4, 14).to(dtype)
     gate, up = gate_up.double().chunk(2, -1)
     expected = gate / (1 + (-gate).exp()) * up
-    torch.testing.assert_close(silu_mul(gate_up).double(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    torch.testing.assert_close(
+        gated_by("silu")(gate_up).double(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
+    )
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

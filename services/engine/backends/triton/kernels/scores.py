@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 
 from antiphon.services.engine.backends.triton.kernels.runtime import LOG2E, UPCAST
-from antiphon.services.engine.worker.capacity.graphs import LONG_SPLIT, SHORT_SPLITS
+from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS
 
 _SHORT, _LONG = tl.constexpr(SHORT_SPLITS), tl.constexpr(LONG_SPLIT)
 
 
 @triton.jit
 def split_range(split, seq_len, SPLIT: tl.constexpr):
-    """Returns the first key of a split and the key after its last one. See `capacity/graphs`."""
+    """Returns the first key of a split and the key after its last one. See `kernels/splits`."""
     start = SPLIT * (tl.minimum(split, _SHORT) + _LONG * tl.maximum(split - _SHORT, 0))
     size = tl.where(split < _SHORT, SPLIT, _LONG * SPLIT)
     return start, tl.minimum(start + size, seq_len)

@@ -20,8 +20,8 @@ from antiphon.services.engine.backends.triton.kernels.attention.decode_attention
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.kernels.alibi import alibi_slopes
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS
 from antiphon.services.engine.kernels.storage import as_stored
-from antiphon.services.engine.worker.capacity.graphs import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS
 from tests.unit.engine.backends.triton.close import assert_close
 
 BLOCK_SIZE = 16

@@ -11,16 +11,8 @@ from antiphon.services.engine.backends.triton.decode_graphs import DecodeGraphs
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
 from antiphon.services.engine.backends.triton.kernels.runtime import Multiprocessor
 from antiphon.services.engine.backends.triton.staging import Staging
-from antiphon.services.engine.worker.capacity.graphs import (
-    LONG_SPLIT,
-    SHORT_SPLITS,
-    SPLIT_TOKENS,
-    Reach,
-    graphs_bytes,
-    partial_bytes,
-    split_tokens,
-    splits_of,
-)
+from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS, split_tokens, splits_of
+from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes, partial_bytes
 from antiphon.services.engine.worker.loading.model_files import describe_model
 
 SHORT = SHORT_SPLITS * SPLIT_TOKENS

@@ -21,8 +21,8 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_rows impo
 from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table
 from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.kernels.rotary import make_rotation, rotate
+from antiphon.services.engine.kernels.splits import SHORT_SPLITS, SPLIT_TOKENS
 from antiphon.services.engine.kernels.storage import as_stored
-from antiphon.services.engine.worker.capacity.graphs import SHORT_SPLITS, SPLIT_TOKENS
 from tests.unit.engine.backends.triton.close import assert_close
 from tests.unit.engine.backends.triton.test_attention import DECODES, Case, Heads, put
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon.services.engine.kernels.paged_attention import first_keys
+from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, split_tokens, splits_of
 from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.worker.capacity.graphs import SPLIT_TOKENS, split_tokens, splits_of
 
 FEW_QUERIES: Final = 9
 """Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
@@ -73,7 +73,7 @@ class Heads:
 
     @property
     def split_tokens(self) -> int:
-        """See `capacity/graphs`."""
+        """See `kernels/splits`."""
         return split_tokens(self.group, latent=self.latent)
 
     @property

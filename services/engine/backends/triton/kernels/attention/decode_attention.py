@@ -9,7 +9,7 @@ Each split produces a partial result; a second kernel combines the partial resul
     caches       [num_blocks, block_size, kv_heads, head_dim], also 8-bit floats; tokens may be further apart
     attended     [num_tokens, heads, head_dim]
 
-A split is a fixed range of positions (`capacity/graphs`), and splits are combined in their order, so a
+A split is a fixed range of positions (`kernels/splits`), and splits are combined in their order, so a
 sequence's result does not depend on the other sequences of the step. Programs take (split, key head) pairs from a list
 made by the host. One grid therefore fits sequences of any length, as a captured graph requires, and long sequences do
 not delay others. The query heads of a group and the query tokens (up to 9 with draft tokens) form the rows of one
