@@ -1,8 +1,12 @@
-"""Samples one token for each row of logits, in three kernel launches. Defined by `kernels/sampling` and `philox`.
+"""Samples one token for each row of logits, in four kernel launches. Defined by `kernels/sampling` and `philox`.
 
     1  survey   per chunk of the vocabulary: max and Σ exp of the original logits, best of the adjusted logits
-    2  weigh    for sampled (not greedy) rows: weights relative to the row's best token
-    3  choose   per row: log normaliser; greedy rows take the best token, others find the candidates' threshold and draw
+    2  weigh    for sampled (not greedy) rows: weights relative to the row's best token; per chunk and power of two, the
+                number and the sum of the weights that are at least that power
+    3  collect  for rows with a threshold: the weights and tokens at least as great as the greatest power of two from
+                which the threshold follows, in vocabulary order; nothing if they are more than `_COLLECTED`
+    4  choose   per row: log normaliser; greedy rows take the best token, others find the candidates' threshold among
+                the collected weights, or else among all, and draw
 
     adjusted    penalties for rows that have them, then -inf for tokens that the row's bitmask forbids
     threshold   the maximum of min-p, top-a / Σ w, the greatest t with #{w >= t} >= top-k, and the greatest t with
@@ -29,6 +33,12 @@ from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, l
 from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
 
 _CHUNK = 4096
+_WEIGHED = 256
+"""Number of tokens of a chunk that are compared with the powers of two at a time."""
+_POWERS = 32
+"""Powers of two: 1, 1/2, 1/4, …; the last is 0, which all weights reach."""
+_COLLECTED = 4096
+"""Most weights of a row that are collected. Few tokens of a trained model are within ten powers of two of the best."""
 _SEARCHED = 1024
 """Number of tokens of a row that a pass of the threshold search loads at a time."""
 _PIVOTS = 7
@@ -92,23 +102,88 @@ def _survey_kernel(
 
 
 @triton.jit
+def _power(p, POWERS: tl.constexpr):
+    """Returns the powers of two with these indices, see `_POWERS`."""
+    return tl.where(p == POWERS - 1, 0.0, tl.exp2(-p.to(tl.float32)))
+
+
+@triton.jit
 def _weigh_kernel(
     logits, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies, presences,
-    bests, temperatures, weights, vocab, words, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GREEDY_BELOW: tl.constexpr,
+    bests, temperatures, weights, numbers, totals, vocab, words,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GREEDY_BELOW: tl.constexpr, COLLECTED: tl.constexpr,
+    PIECE: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature >= GREEDY_BELOW:
         c, num_chunks = tl.arange(0, CHUNKS), tl.num_programs(1)
         best = tl.max(tl.load(bests + row * num_chunks + c, mask=c < num_chunks, other=float("-inf")), 0)
-        i = chunk * CHUNK + tl.arange(0, CHUNK)
-        inside = i < vocab
-        place = row.to(tl.int64) * vocab + i
-        x = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
-        x = _adjust(x, row, i, inside, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions, frequencies,
-                    presences, vocab, words)  # fmt: skip
-        w = tl.exp(tl.div_rn(x - best, temperature))
-        tl.store(weights + place, tl.where(w == w, w, 0.0), mask=inside)
+        p = tl.arange(0, POWERS)
+        number, total = tl.zeros((POWERS,), tl.int32), tl.zeros((POWERS,), tl.float64)
+        for first in range(chunk * CHUNK, chunk * CHUNK + CHUNK, PIECE):
+            i = first + tl.arange(0, PIECE)
+            inside = i < vocab
+            place = row.to(tl.int64) * vocab + i
+            x = tl.load(logits + place, mask=inside, other=float("-inf")).to(tl.float32)
+            x = _adjust(x, row, i, inside, counts, in_prompt, bitmask, penalty_rows, mask_rows, repetitions,
+                        frequencies, presences, vocab, words)  # fmt: skip
+            w = tl.exp(tl.div_rn(x - best, temperature))
+            w = tl.where(w == w, w, 0.0)
+            tl.store(weights + place + row.to(tl.int64) * COLLECTED, w, mask=inside)
+            reached = inside[:, None] & (w[:, None] >= _power(p, POWERS)[None, :])
+            number += tl.sum(reached.to(tl.int32), 0)
+            total += tl.sum(tl.where(reached, w.to(tl.float64)[:, None], 0.0), 0)
+        place = (row * num_chunks + chunk) * POWERS + p
+        tl.store(numbers + place, number)
+        tl.store(totals + place, total)
+
+
+@triton.jit
+def _first_power(reached, POWERS: tl.constexpr):
+    """Returns the index of the greatest power of two for which `reached` [POWERS] is true; the last one if none is."""
+    p = tl.arange(0, POWERS)
+    return tl.min(tl.where(reached, p, POWERS - 1), 0)
+
+
+@triton.jit
+def _collect_kernel(
+    weights, numbers, totals, temperatures, top_ks, top_ps, min_ps, top_as, tokens, sizes, sums, vocab, num_chunks,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GREEDY_BELOW: tl.constexpr, COLLECTED: tl.constexpr,
+    POWERS: tl.constexpr,
+):  # fmt: skip
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    if tl.load(temperatures + row) >= GREEDY_BELOW:
+        c, p = tl.arange(0, CHUNKS), tl.arange(0, POWERS)
+        place = (row * num_chunks + c)[:, None] * POWERS + p[None, :]
+        known = (c < num_chunks)[:, None]
+        number = tl.load(numbers + place, mask=known, other=0)
+        num_reached = tl.sum(number, 0)
+        total = tl.sum(tl.load(totals + place, mask=known, other=0.0), 0)
+        whole = tl.sum(tl.where(p == POWERS - 1, total, 0.0), 0)
+        top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
+        least = tl.maximum(tl.load(min_ps + row), (tl.load(top_as + row) / tl.maximum(whole, 1.0)).to(tl.float32))
+        power = _first_power(_power(p, POWERS) <= least, POWERS)
+        if top_p < 1.0:
+            # A little more, because sums in another order may differ in their last bits.
+            power = _first_power(total >= top_p * whole * (1.0 + 1e-9), POWERS)
+        if top_k < vocab:
+            # What top-k keeps is needed as a whole, because top-p is a share of its sum.
+            power = _first_power(num_reached >= top_k, POWERS)
+        size = tl.sum(tl.where(p == power, num_reached, 0), 0)
+        size = tl.where((size <= COLLECTED) & ((top_k < vocab) | (top_p < 1.0) | (least > 0.0)), size, 0)
+        if chunk == 0:
+            tl.store(sizes + row, size)
+            tl.store(sums + row, whole)
+        if size > 0:
+            mine = weights + row.to(tl.int64) * (vocab + COLLECTED)
+            i = chunk * CHUNK + tl.arange(0, CHUNK)
+            w = tl.load(mine + i, mask=i < vocab, other=-1.0)
+            taken = w >= tl.sum(tl.where(p == power, _power(p, POWERS), 0.0), 0)
+            before = tl.sum(tl.where((c < chunk)[:, None] & (p == power)[None, :], number, 0))
+            target = before + tl.cumsum(taken.to(tl.int32), 0) - 1
+            tl.store(mine + vocab + target, w, mask=taken)
+            tl.store(tokens + row.to(tl.int64) * COLLECTED + target, i, mask=taken)
 
 
 @triton.jit
@@ -172,6 +247,21 @@ def _edge(weights, wanted, vocab, COUNTED: tl.constexpr, PIECE: tl.constexpr, PI
 
 
 @triton.jit
+def _edges(
+    weights, threshold, top_k, top_p, whole, size, vocab,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PIECE: tl.constexpr, PIVOTS: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """Returns the maximum of the threshold and those of top-k and top-p. `whole`: the sum of all weights of the row."""
+    if top_k < vocab:
+        edge = _edge(weights, top_k.to(tl.float64), size, True, PIECE, PIVOTS, ONE)
+        threshold = tl.maximum(threshold, edge)
+        whole = tl.sum(_sums_from(weights, edge, size, CHUNK, CHUNKS), 0)
+    if top_p < 1.0:
+        threshold = tl.maximum(threshold, _edge(weights, top_p * whole, size, False, PIECE, PIVOTS, ONE))
+    return threshold
+
+
+@triton.jit
 def _sums_from(weights, threshold, vocab, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
     """Returns for each chunk the sum of the weights that are at least the threshold, [CHUNKS] float64."""
     c = tl.arange(0, CHUNKS)
@@ -184,9 +274,12 @@ def _sums_from(weights, threshold, vocab, CHUNK: tl.constexpr, CHUNKS: tl.conste
 
 
 @triton.jit
-def _draw(weights, threshold, uniform, vocab, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Draws a token: finds the chunk in which the running sum exceeds the target, then the token in that chunk."""
-    ends = tl.cumsum(_sums_from(weights, threshold, vocab, CHUNK, CHUNKS), 0)
+def _draw(weights, sums, threshold, uniform, vocab, CHUNK: tl.constexpr):
+    """Draws a token: finds the chunk in which the running sum exceeds the target, then the token in that chunk.
+
+    `sums`: of each chunk's weights that are at least the threshold.
+    """
+    ends = tl.cumsum(sums, 0)
     total = tl.max(ends, 0)
     target = _below(uniform * total, total)
     passed = ends <= target
@@ -200,10 +293,10 @@ def _draw(weights, threshold, uniform, vocab, CHUNK: tl.constexpr, CHUNKS: tl.co
 
 @triton.jit
 def _choose_kernel(
-    logits, tops, sums, bests, winners, weights, temperatures, top_ks, top_ps, min_ps, top_as, seeds, positions,
-    tokens, logprobs, vocab, num_chunks,
+    logits, tops, sums, bests, winners, weights, collected, sizes, wholes, totals, temperatures, top_ks, top_ps, min_ps,
+    top_as, seeds, positions, tokens, logprobs, vocab, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PIECE: tl.constexpr, PIVOTS: tl.constexpr, ONE: tl.constexpr,
-    GREEDY_BELOW: tl.constexpr,
+    GREEDY_BELOW: tl.constexpr, COLLECTED: tl.constexpr, POWERS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     c = tl.arange(0, CHUNKS)
@@ -216,22 +309,22 @@ def _choose_kernel(
     is_best = known & (best == tl.max(best, 0))
     token = tl.min(tl.where(is_best, tl.load(winners + place, mask=known, other=vocab), vocab), 0)
     if tl.load(temperatures + row) >= GREEDY_BELOW:
-        mine = weights + row.to(tl.int64) * vocab
-        top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-        threshold = tl.load(min_ps + row)
-        k_edge = threshold * 0.0
-        top_a = tl.load(top_as + row).to(tl.float64)
+        threshold, top_a = tl.load(min_ps + row), tl.load(top_as + row)
+        whole, size = tl.load(wholes + row), tl.load(sizes + row)
         if top_a > 0.0:
-            total = tl.maximum(tl.sum(_sums_from(mine, k_edge, vocab, CHUNK, CHUNKS), 0), 1.0)
-            threshold = tl.maximum(threshold, (top_a / total).to(tl.float32))
-        if top_k < vocab:
-            k_edge = _edge(mine, top_k.to(tl.float64), vocab, True, PIECE, PIVOTS, ONE)
-            threshold = tl.maximum(threshold, k_edge)
-        if top_p < 1.0:
-            wanted = top_p * tl.sum(_sums_from(mine, k_edge, vocab, CHUNK, CHUNKS), 0)
-            threshold = tl.maximum(threshold, _edge(mine, wanted, vocab, False, PIECE, PIVOTS, ONE))
+            threshold = tl.maximum(threshold, (top_a / tl.maximum(whole, 1.0)).to(tl.float32))
+        mine = weights + row.to(tl.int64) * (vocab + COLLECTED) + tl.where(size > 0, vocab, 0)
+        among = tl.where(size > 0, size, vocab)
+        threshold = _edges(mine, threshold, tl.load(top_ks + row), tl.load(top_ps + row), whole, among, vocab,
+                           CHUNK, CHUNKS, PIECE, PIVOTS, ONE)  # fmt: skip
+        if (threshold > 0.0) | (size > 0):
+            parts = _sums_from(mine, threshold, among, CHUNK, CHUNKS)
+        else:
+            parts = tl.load(totals + place * POWERS + POWERS - 1, mask=known, other=0.0)
         uniform = _uniform(tl.load(seeds + row), tl.load(positions + row))
-        token = _draw(mine, threshold, uniform, vocab, CHUNK, CHUNKS)
+        token = _draw(mine, parts, threshold, uniform, among, CHUNK)
+        if size > 0:
+            token = tl.load(collected + row.to(tl.int64) * COLLECTED + tl.minimum(token, size - 1))
     # Keeps the token inside the vocabulary if a row has no positive weight, which happens only with a broken model.
     token = tl.minimum(token, vocab - 1)
     tl.store(tokens + row, token.to(tl.int64))
@@ -258,22 +351,34 @@ def choose_tokens(
     # Separate tensors: a view that starts inside another tensor may be unaligned and would need another kernel variant.
     tops, sums, bests = (torch.empty((rows, chunks), dtype=torch.float32, device=device) for _ in range(3))
     winners = torch.empty((rows, chunks), dtype=torch.int32, device=device)
-    weights = torch.empty((rows if any_draws else 0, vocab), dtype=torch.float32, device=device)
+    drawn = rows if any_draws else 0
+    weights = torch.empty((drawn, vocab + _COLLECTED), dtype=torch.float32, device=device)
+    numbers = torch.empty((drawn, chunks, _POWERS), dtype=torch.int32, device=device)
+    totals = torch.empty((drawn, chunks, _POWERS), dtype=torch.float64, device=device)
+    collected = torch.empty((drawn, _COLLECTED), dtype=torch.int32, device=device)
+    sizes = torch.empty(drawn, dtype=torch.int32, device=device)
+    wholes = torch.empty(drawn, dtype=torch.float64, device=device)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=device)
     adjusting = (
         logits, adjustments.counts, adjustments.in_prompt, adjustments.bitmask,
         adjustments.penalty_rows, adjustments.mask_rows, columns.repetition, columns.frequency, columns.presence,
     )  # fmt: skip
-    words, sizes = adjustments.bitmask.shape[1], {"CHUNK": chunk, "CHUNKS": power_of_two(chunks)}
+    words, given = adjustments.bitmask.shape[1], {"CHUNK": chunk, "CHUNKS": power_of_two(chunks)}
     launch(_survey_kernel, (rows, chunks), *adjusting, tops, sums, bests, winners, vocab, words, warps=8, CHUNK=chunk)
+    given |= {"GREEDY_BELOW": GREEDY_BELOW, "COLLECTED": _COLLECTED, "POWERS": _POWERS}
     launch(
-        _weigh_kernel, (len(weights), chunks), *adjusting, bests, columns.temperature, weights, vocab, words,
-        warps=8, GREEDY_BELOW=GREEDY_BELOW, **sizes,
+        _weigh_kernel, (drawn, chunks), *adjusting, bests, columns.temperature, weights, numbers, totals, vocab, words,
+        warps=8, PIECE=min(_WEIGHED, chunk), **given,
+    )  # fmt: skip
+    filters = columns.temperature, columns.top_k, columns.top_p, columns.min_p, columns.top_a
+    launch(
+        _collect_kernel, (drawn, chunks), weights, numbers, totals, *filters, collected, sizes, wholes, vocab, chunks,
+        warps=8, **given,
     )  # fmt: skip
     launch(
-        _choose_kernel, (rows,), logits, tops, sums, bests, winners, weights, columns.temperature, columns.top_k,
-        columns.top_p, columns.min_p, columns.top_a, columns.seeds, positions, tokens, logprobs, vocab, chunks,
-        warps=16, PIECE=min(_SEARCHED, chunk), PIVOTS=_PIVOTS, ONE=_ONE, GREEDY_BELOW=GREEDY_BELOW, **sizes,
+        _choose_kernel, (rows,), logits, tops, sums, bests, winners, weights, collected, sizes, wholes, totals,
+        *filters, columns.seeds, positions, tokens, logprobs, vocab, chunks,
+        warps=16, PIECE=min(_SEARCHED, chunk), PIVOTS=_PIVOTS, ONE=_ONE, **given,
     )  # fmt: skip
     return tokens, logprobs

@@ -82,25 +82,31 @@ def draw_logits(rows: int, vocab: int = VOCAB, scale: float = 3.0, seed: int = 0
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def test_every_filter_alone_and_together_leaves_the_references_tokens() -> None:
-    filters: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {},
-        {"temperature": 0.3},
-        {"top_k": 1},
-        {"top_k": 20},
-        {"top_p": 0.7},
-        {"top_p": 0.999, "temperature": 1.5},
-        {"min_p": 0.1},
-        {"top_a": 0.5},
-        {"top_k": 30, "top_p": 0.95, "top_a": 0.2, "temperature": 1.3},
-        {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8},
-        {"repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3},
-        {"repetition_penalty": 0.5, "temperature": 0.0},
-        {"min_tokens": 9, "top_p": 0.8},
-    ]
-    rows = [Row({**params, "seed": 2**63 + i}) for i, params in enumerate(filters)]
-    check(rows, draw_logits(len(rows)))
+FILTERS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {},
+    {"temperature": 0.3},
+    {"top_k": 1},
+    {"top_k": 20},
+    {"top_p": 0.7},
+    {"top_p": 0.999, "temperature": 1.5},
+    {"min_p": 0.1},
+    {"top_a": 0.5},
+    {"top_k": 30, "top_p": 0.95, "top_a": 0.2, "temperature": 1.3},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8},
+    {"repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3},
+    {"repetition_penalty": 0.5, "temperature": 0.0},
+    {"min_tokens": 9, "top_p": 0.8},
+    {"top_k": 6000, "top_p": 0.8},
+    {"top_k": 6000, "min_p": 0.9},
+]
+
+
+@pytest.mark.parametrize(("vocab", "scale"), [(VOCAB, 3.0), (2 * VOCAB, 3.0), (2 * VOCAB, 0.1), (3 * VOCAB, 0.01)])
+def test_every_filter_alone_and_together_leaves_the_references_tokens(vocab: int, scale: float) -> None:
+    """Small scales: so many tokens are candidates that they are searched where they are."""
+    rows = [Row({**params, "seed": 2**63 + i}) for i, params in enumerate(FILTERS)]
+    check(rows, draw_logits(len(rows), vocab, scale))
 
 
 @pytest.mark.parametrize("vocab", [2, 5, 33, 700])
