@@ -32,16 +32,19 @@ from antiphon.services.engine.backends.triton.kernels.blocks import gather_block
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
 from antiphon.services.engine.kernels.experts import route
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
 from antiphon.services.engine.kernels.rms_norm import rms_norm
+from antiphon.services.engine.kernels.sampling import new_columns, set_row
 from antiphon.services.engine.kernels.storage import as_stored
 from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from antiphon.services.engine.quantization.weight import QuantizedWeight
-from bench.gpu.timing import median_ms
+from antiphon.shared.parameters.sampling import SamplingParams
+from bench.gpu.timing import graph_ms
 
 QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": quantize_int8,
@@ -53,7 +56,7 @@ QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
 }
 DEVICE, BF16 = torch.device("cuda"), torch.bfloat16
 ERROR_MAX = 0.012
-BLOCK_SIZE = 16
+BLOCK_SIZE = 64
 
 
 def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor:
@@ -159,7 +162,7 @@ def attend(queries: Tensor, caches: list[Tensor], attended: Tensor, work: Device
 
 def errors() -> Iterator[tuple[str, float]]:
     """Yields the name and the error of each test of a kernel."""
-    decodes = [(n, 1) for n in (1, 15, 255, 256, 1000, 4097)]
+    decodes = [(n, 1) for n in (1, 15, 255, 256, 1000, 4097, 40_000)]
     # Each prompt has a computed prefix, so that the reference reads all keys and values from the cache too.
     prefills = [(16, 300), (500, 129), (100, 1), (1000, 64)]
     for name, lengths in (("decode", decodes), ("prefill", prefills)):
@@ -228,20 +231,22 @@ def _experts_error(tokens: int) -> float:
 def times() -> dict[str, dict[str, float]]:
     """Returns, for single kernels, the milliseconds and the rate of bytes moved or operations computed."""
     found: dict[str, dict[str, float]] = {}
-    for count, length in ((1, 1024), (8, 1024), (64, 4096), (256, 1024)):
-        attention = Attention([(length - 1, 1)] * count, 32, 8, 128)
-        ms = median_ms(attention.run)
-        found[f"decode attention, {count} x {length}"] = _moved(ms, 2 * count * length * 8 * 128 * 2)
+    for cache in (BF16, torch.float8_e4m3fn):
+        for count, length in ((1, 1024), (8, 1024), (64, 4096), (256, 1024), (1, 32768), (1, 131072), (8, 131072)):
+            attention = Attention([(length - 1, 1)] * count, 32, 8, 128, cache=cache)
+            ms = graph_ms(attention.run)
+            name = f"decode attention, {count} x {length}, {str(cache).removeprefix('torch.')}"
+            found[name] = _moved(ms, 2 * count * length * 8 * 128 * cache.itemsize)
     for length in (2048, 8192):
         attention = Attention([(0, length)], 32, 8, 128)
-        ms = median_ms(attention.run, 10)
+        ms = graph_ms(attention.run, 10)
         found[f"prefill attention, {length}"] = {"ms": ms, "tflop_s": 4 * length**2 / 2 * 32 * 128 / ms / 1e9}
     for heads in (16, 128):
         for count, length in ((1, 4096), (8, 4096), (64, 4096)):
             latents = LatentAttention([(length - 1, 1)] * count, heads)
-            ms = median_ms(latents.run)
+            ms = graph_ms(latents.run)
             found[f"decode latent attention, {heads} heads, {count} x {length}"] = _moved(ms, count * length * 576 * 2)
-        ms = median_ms(LatentAttention([(0, 4096)], heads).run, 10)
+        ms = graph_ms(LatentAttention([(0, 4096)], heads).run, 10)
         rate = 4096**2 * heads * 1088 / ms / 1e9
         found[f"prefill latent attention, {heads} heads, 4096"] = {"ms": ms, "tflop_s": rate}
     for name, width, columns in (("qkv", 6144, 4096), ("down", 4096, 14336), ("head", 128256, 4096)):
@@ -250,10 +255,15 @@ def times() -> dict[str, dict[str, float]]:
         for rows in (1, 8):
             x = draw(rows, columns)
             for label, product in (("ours", skinny_linear), ("library", F.linear)):
-                ms = median_ms(_in_turn(product, x, weights)) / len(weights)
+                ms = graph_ms(_in_turn(product, x, weights)) / len(weights)
                 found[f"{name}, {rows} rows, {label}"] = _moved(ms, 2 * width * columns)
         del weights
-    return found | quantized_times()
+    for rows in (8, 256, 8192):
+        x, weight, wide = draw(rows, 4096), draw(4096), draw(rows, 2 * 14336)
+        found[f"norm, {rows} rows"] = _moved(graph_ms(partial(normed, x, weight, None, 1e-5)), 2 * x.nbytes)
+        ms = graph_ms(partial(activated, wide, "silu", gated=True))
+        found[f"silu, {rows} rows"] = _moved(ms, wide.nbytes + wide.nbytes // 2)
+    return found | quantized_times() | sampling_times()
 
 
 def quantized_times() -> dict[str, dict[str, float]]:
@@ -263,10 +273,10 @@ def quantized_times() -> dict[str, dict[str, float]]:
     for name, quantize in QUANTIZED.items():
         weights = [kernel_weight(quantize(weight), BF16) for weight in plain]
         for rows in (1, 8, 256):
-            ms = median_ms(_in_turn(quantized_linear, draw(rows, columns), weights)) / len(weights)
+            ms = graph_ms(_in_turn(quantized_linear, draw(rows, columns), weights)) / len(weights)
             found[f"{name}, {rows} rows"] = _moved(ms, weights[0].values.nbytes)
     for rows in (1, 8, 256):
-        ms = median_ms(_in_turn(F.linear, draw(rows, columns), plain)) / len(plain)
+        ms = graph_ms(_in_turn(F.linear, draw(rows, columns), plain)) / len(plain)
         found[f"bfloat16, {rows} rows"] = _moved(ms, plain[0].nbytes)
     return found
 
@@ -281,6 +291,34 @@ def _in_turn(product: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor
 
 def _moved(ms: float, num_bytes: int) -> dict[str, float]:
     return {"ms": round(ms, 4), "tb_s": round(num_bytes / ms / 1e9, 3)}
+
+
+def sampling_times() -> dict[str, dict[str, float]]:
+    """Returns the milliseconds of sampling from 128,256 logits, peaked as those of a trained model, and flat ones."""
+    vocab, found = 128_256, dict[str, dict[str, float]]()
+    kinds = {
+        "greedy": SamplingParams(temperature=0.0),
+        "plain": SamplingParams(),
+        "top-p": SamplingParams(top_p=0.9),
+        "top-k and top-p": SamplingParams(top_k=50, top_p=0.9),
+    }
+    everything = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32, device=DEVICE)
+    for rows in (1, 64, 256):
+        none = torch.full((rows,), -1, dtype=torch.int32, device=DEVICE)
+        counts = torch.zeros((rows, vocab), dtype=torch.int32, device=DEVICE)
+        adjustments = Adjustments(
+            counts=counts, in_prompt=counts.to(torch.int8), bitmask=everything, penalty_rows=none, mask_rows=none
+        )
+        for shape, scale in (("peaked", 3.0), ("flat", 0.3)):
+            logits = draw(rows, vocab, scale=scale)
+            for name, params in kinds.items():
+                columns = new_columns(rows)
+                for row in range(rows):
+                    set_row(columns, row, params)
+                given = columns.map(lambda column: torch.from_numpy(column).to(DEVICE)), none + 1, adjustments
+                ms = graph_ms(partial(choose_tokens, logits, *given, any_draws=name != "greedy"))
+                found[f"sampling, {name}, {rows} rows, {shape}"] = {"ms": round(ms, 4)}
+    return found
 
 
 def main() -> None:
