@@ -1,4 +1,5 @@
-"""Measures core, loop and GPU worker in one process, without bus: decode at several batch sizes, and a long prefill.
+"""Measures core, loop and GPU worker in one process, without bus: decode at several batch sizes, greedy and with top-p,
+a short prompt that joins a batch, and a long prefill.
 
     python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--quantization ifq|fp8] [--batches 1 8 64 256]
 
@@ -31,6 +32,7 @@ from antiphon.shared.config import EngineSettings
 from antiphon.shared.parameters.sampling import SamplingParams
 
 DECODE_STEPS = 64
+JOINING, JOINED = 128, 64
 PREFILL = 8192
 
 
@@ -40,10 +42,13 @@ class Runner:
     def __init__(self, worker: ModelWorker, max_num_seqs: int) -> None:
         self._worker, self._max_num_seqs = worker, max_num_seqs
 
-    def run(self, batch: int, length: int, num_tokens: int, budget: int, seed: int) -> list[tuple[int, float]]:
+    def run(
+        self, batch: int, length: int, num_tokens: int, budget: int, seed: int, top_p: float = 0.0, joining: int = 0
+    ) -> list[tuple[int, float]]:
         """Runs `batch` random prompts of `length` tokens to their end, with `num_tokens` output tokens each.
 
         Returns (tokens computed, seconds since the last report) for every step. `budget` is the token budget of a step.
+        `top_p`: 0 for greedy sequences. `joining`: tokens of a prompt that joins when the others have half their tokens.
         """
         steps: list[tuple[int, float]] = []
         last = [time.perf_counter()]
@@ -55,23 +60,37 @@ class Runner:
 
         limits = CoreLimits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=budget, enable_prefix_caching=False)
         engine = Engine.of_worker(self._worker, limits, note)
-        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        for index in range(batch):
+        params = SamplingParams(
+            max_tokens=num_tokens, temperature=float(top_p > 0.0), top_p=top_p or 1.0, seed=seed, ignore_eos=True
+        )
+
+        def add(index: int, length: int) -> None:
             draw = np.random.default_rng([seed, index]).integers(1, self._worker.facts().vocab_size, length)
             engine.add(
                 SequenceSpec(sequence_id=f"{seed}-{index}", prompt_token_ids=tuple(draw.tolist()), params=params)
             )
+
+        for index in range(batch):
+            add(index, length)
         while engine.step():
-            pass
+            if joining and sum(tokens == batch for tokens, _ in steps) == num_tokens // 2:
+                add(batch, joining)
+                joining = 0
         torch.cuda.synchronize()
         return steps
 
 
-def decode_ms(runner: Runner, batch: int, context: int) -> float:
+def decode_ms(runner: Runner, batch: int, context: int, top_p: float = 0.0) -> float:
     """Returns the median milliseconds of a step in which the whole batch decodes."""
-    steps = runner.run(batch, context, DECODE_STEPS, 8192, seed=batch)
+    steps = runner.run(batch, context, DECODE_STEPS, 8192, batch, top_p)
     times = [seconds for tokens, seconds in steps if tokens == batch]
     return 1e3 * statistics.median(times[len(times) // 4 :])
+
+
+def joining_ms(runner: Runner, batch: int, context: int) -> float:
+    """Returns the milliseconds of the step in which a batch decodes and a prompt of `JOINING` tokens joins it."""
+    steps = runner.run(batch, context, DECODE_STEPS, 8192, seed=7, joining=JOINING)
+    return 1e3 * next(seconds for tokens, seconds in steps if tokens == batch + JOINING)
 
 
 def prefill_ms(runner: Runner) -> float:
@@ -138,6 +157,15 @@ def main() -> None:
             "tokens_s": round(1e3 * batch / ms, 1),
             "floor_ms": round(floor, 3),
             "of_floor_percent": round(100 * floor / ms, 1),
+        }
+        sampled = decode_ms(runner, batch, options.context, top_p=0.9)
+        found[f"decode, batch {batch}, top-p"] = {"ms": round(sampled, 3), "of_greedy": round(sampled / ms, 3)}
+    if max(options.batches) >= JOINED:
+        joined = decode_ms(runner, JOINED - 1, options.context)
+        ms = joining_ms(runner, JOINED - 1, options.context)
+        found[f"{JOINING} tokens join {JOINED - 1} sequences"] = {
+            "ms": round(ms, 3),
+            "of_a_step": round(ms / joined, 2),
         }
     ms, floor = prefill_ms(runner), prefill_floor_ms(description, PREFILL, options.gemm_tflop_s)
     found[f"prefill, {PREFILL}"] = {
