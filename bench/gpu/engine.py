@@ -1,5 +1,6 @@
-"""Measures core, loop and GPU worker in one process, without bus: decode at several batch sizes, greedy and with top-p,
-a short prompt that joins a batch, and a long prefill.
+"""Measures core, loop and GPU worker in one process, without bus.
+
+Decode at several batch sizes, greedy and with top-p; a short prompt that joins a batch; a long prefill.
 
     python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--quantization ifq|fp8] [--batches 1 8 64 256]
 
@@ -48,7 +49,7 @@ class Runner:
         """Runs `batch` random prompts of `length` tokens to their end, with `num_tokens` output tokens each.
 
         Returns (tokens computed, seconds since the last report) for every step. `budget` is the token budget of a step.
-        `top_p`: 0 for greedy sequences. `joining`: tokens of a prompt that joins when the others have half their tokens.
+        `top_p`: 0 for greedy sequences. `joining`: tokens of a prompt that joins half-way.
         """
         steps: list[tuple[int, float]] = []
         last = [time.perf_counter()]
@@ -161,12 +162,10 @@ def main() -> None:
         sampled = decode_ms(runner, batch, options.context, top_p=0.9)
         found[f"decode, batch {batch}, top-p"] = {"ms": round(sampled, 3), "of_greedy": round(sampled / ms, 3)}
     if max(options.batches) >= JOINED:
-        joined = decode_ms(runner, JOINED - 1, options.context)
-        ms = joining_ms(runner, JOINED - 1, options.context)
-        found[f"{JOINING} tokens join {JOINED - 1} sequences"] = {
-            "ms": round(ms, 3),
-            "of_a_step": round(ms / joined, 2),
-        }
+        others = JOINED - 1
+        ms = joining_ms(runner, others, options.context)
+        of_a_step = ms / decode_ms(runner, others, options.context)
+        found[f"{JOINING} tokens join {others} sequences"] = {"ms": round(ms, 3), "of_a_step": round(of_a_step, 2)}
     ms, floor = prefill_ms(runner), prefill_floor_ms(description, PREFILL, options.gemm_tflop_s)
     found[f"prefill, {PREFILL}"] = {
         "ms": round(ms, 1),
