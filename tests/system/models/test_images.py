@@ -20,7 +20,7 @@ from antiphon.cli import main
 from antiphon.services.vision.encoder import load_encoder
 from antiphon.shared.flags import SettingsError
 from tests.system.models.greedy_streams import engines_of, kill_one
-from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
+from tests.system.served import Served, fetch, serve_tiny, slowed, until_the_end, wait_until
 from tests.vision_models import image, make_vision_model, vision_reference
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(240)]
@@ -172,21 +172,19 @@ def test_the_same_text_with_another_image_is_another_prompt(served: Served, mode
 def test_a_stream_goes_on_when_its_engine_dies(served: Served, model: Path, client: openai.OpenAI) -> None:
     content: Any = [words("Once"), part(image(120, 60, 5)), words("upon")]
     text = expected(model, ["Once", image(120, 60, 5), "upon"], 400)[1]
-    stream = client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": content}],
-        temperature=0,
-        max_tokens=400,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
     engines = engines_of(served, "engine-")
-    parts, killed = list[str](), None
-    for chunk in stream:
-        parts += [chunk.choices[0].delta.content or ""] if chunk.choices else []
-        if len(parts) > 2 and killed is None:
-            killed = kill_one(served, engines)
-    assert killed
+    with slowed(*engines.values()):
+        stream = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": content}],
+            temperature=0,
+            max_tokens=400,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        parts = [next(stream).choices[0].delta.content or "" for _ in range(3)]
+        assert kill_one(served, engines)
+    parts += [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(parts) == text
 
 

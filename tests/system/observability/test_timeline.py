@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.served import Served, fetch, until_the_end, wait_until
+from tests.system.served import Served, fetch, slowed, until_the_end, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -91,15 +91,17 @@ def test_requests_that_share_a_step_see_each_other(served: Served):
 def test_the_move_after_a_kill_is_in_the_timeline(pair: Served):
     names: list[str] = []
     thread = threading.Thread(target=lambda: names.append(complete(pair, 900)[0]))
-    thread.start()
 
     def placed_at() -> list[str]:
         listed = fetch(pair, "GET", "/v1/requests?state=running").json["data"]
         return listed[0]["engines"] if listed and listed[0]["completion_tokens"] > 5 else []
 
-    wait_until(lambda: bool(placed_at()), 20)
-    [engine] = placed_at()
-    os.kill(pair.pids()[engine], signal.SIGKILL)
+    pids = pair.pids()
+    with slowed(pids["engine-1"], pids["engine-2"]):
+        thread.start()
+        wait_until(lambda: bool(placed_at()), 20)
+        [engine] = placed_at()
+        os.kill(pids[engine], signal.SIGKILL)
     thread.join()
     found = timeline(pair, names[0])
     assert (found["state"], found["completion_tokens"], found["moves"]) == ("completed", 900, 1)

@@ -23,6 +23,7 @@ the last bit of an exponential. u is Philox-4x32-10 of (seed, output position), 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -364,9 +365,10 @@ def choose_tokens(
         logits, adjustments.counts, adjustments.in_prompt, adjustments.bitmask,
         adjustments.penalty_rows, adjustments.mask_rows, columns.repetition, columns.frequency, columns.presence,
     )  # fmt: skip
-    words, given = adjustments.bitmask.shape[1], {"CHUNK": chunk, "CHUNKS": power_of_two(chunks)}
+    words = adjustments.bitmask.shape[1]
+    given: dict[str, Any] = {"CHUNK": chunk, "CHUNKS": power_of_two(chunks), "GREEDY_BELOW": GREEDY_BELOW}
+    given |= {"COLLECTED": _COLLECTED, "POWERS": _POWERS}
     launch(_survey_kernel, (rows, chunks), *adjusting, tops, sums, bests, winners, vocab, words, warps=8, CHUNK=chunk)
-    given |= {"GREEDY_BELOW": GREEDY_BELOW, "COLLECTED": _COLLECTED, "POWERS": _POWERS}
     launch(
         _weigh_kernel, (drawn, chunks), *adjusting, bests, columns.temperature, weights, numbers, totals, vocab, words,
         warps=8, PIECE=min(_WEIGHED, chunk), **given,
