@@ -229,6 +229,6 @@ class ExecutionSettings(Settings, group="engine: execution"):
         False, "no CUDA graphs: slower, less memory (on a CPU there are none)", env="ENFORCE_EAGER"
     )
     max_seq_len_to_capture: int = flag(
-        8192, "longest sequence that CUDA graphs always cover; longer ones if few", rule=AT_LEAST_1
+        8192, "sequences of up to this length always run in CUDA graphs; longer ones do if few run", rule=AT_LEAST_1
     )
     max_context_len_to_capture: int | None = flag(None, "former name of --max-seq-len-to-capture", rule=AT_LEAST_1)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize, HostStep
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers
+from antiphon.services.engine.kernels.splits import splits_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class DecodeGraphs:
     def find(self, seq_lens: Integers) -> GraphSize | None:
         """Returns the size of the smallest graph for sequences of these lengths in tokens [S]; None if none fits."""
         place = bisect_left(self._sizes, len(seq_lens), key=lambda size: size.num_seqs)
-        fitting = (s for s in self._sizes[place:] if all(s.fits(seq_lens, each) for each in self._split_tokens))
+        items = [(each, int(splits_of(seq_lens, each).sum())) for each in self._split_tokens]
+        fitting = (s for s in self._sizes[place:] if all(count <= s.max_items(each) for each, count in items))
         return next(fitting, None)
 
     def replay(self, size: GraphSize) -> Tensor:

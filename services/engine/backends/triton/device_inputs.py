@@ -105,10 +105,6 @@ class GraphSize:
         """Maximum number of key splits of all sequences together, see `Reach`."""
         return self.reach.max_items(self.num_seqs, split_tokens)
 
-    def fits(self, seq_lens: Integers, split_tokens: int) -> bool:
-        """Whether the list of splits has room for sequences of these lengths [S]."""
-        return int(splits_of(seq_lens, split_tokens).sum()) <= self.max_items(split_tokens)
-
 
 def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
     """Returns the step of a plan that the table has applied. `num_known` [rows]: number of tokens the host knows."""

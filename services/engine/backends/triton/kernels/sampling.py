@@ -39,7 +39,7 @@ _WEIGHED = 256
 _POWERS = 32
 """Powers of two: 1, 1/2, 1/4, …; the last is 0, which all weights reach."""
 _COLLECTED = 4096
-"""Most weights of a row that are collected. Few tokens of a trained model are within ten powers of two of the best."""
+"""Most weights of a row that are collected. A row with more candidates is searched where its weights are."""
 _SEARCHED = 1024
 """Number of tokens of a row that a pass of the threshold search loads at a time."""
 _PIVOTS = 7
@@ -105,7 +105,7 @@ def _survey_kernel(
 @triton.jit
 def _power(p, POWERS: tl.constexpr):
     """Returns the powers of two with these indices, see `_POWERS`."""
-    return tl.where(p == POWERS - 1, 0.0, tl.exp2(-p.to(tl.float32)))
+    return tl.where(p == POWERS - 1, 0.0, ((127 - p) << 23).to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -141,6 +141,12 @@ def _weigh_kernel(
 
 
 @triton.jit
+def _least(min_p, top_a, whole):
+    """Returns the threshold of min-p and top-a. `whole`: the sum of all weights of the row."""
+    return tl.maximum(min_p, (top_a / tl.maximum(whole, 1.0)).to(tl.float32))
+
+
+@triton.jit
 def _first_power(reached, POWERS: tl.constexpr):
     """Returns the index of the greatest power of two for which `reached` [POWERS] is true; the last one if none is."""
     p = tl.arange(0, POWERS)
@@ -163,7 +169,7 @@ def _collect_kernel(
         total = tl.sum(tl.load(totals + place, mask=known, other=0.0), 0)
         whole = tl.sum(tl.where(p == POWERS - 1, total, 0.0), 0)
         top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-        least = tl.maximum(tl.load(min_ps + row), (tl.load(top_as + row) / tl.maximum(whole, 1.0)).to(tl.float32))
+        least = _least(tl.load(min_ps + row), tl.load(top_as + row), whole)
         power = _first_power(_power(p, POWERS) <= least, POWERS)
         if top_p < 1.0:
             # A little more, because sums in another order may differ in their last bits.
@@ -310,10 +316,8 @@ def _choose_kernel(
     is_best = known & (best == tl.max(best, 0))
     token = tl.min(tl.where(is_best, tl.load(winners + place, mask=known, other=vocab), vocab), 0)
     if tl.load(temperatures + row) >= GREEDY_BELOW:
-        threshold, top_a = tl.load(min_ps + row), tl.load(top_as + row)
         whole, size = tl.load(wholes + row), tl.load(sizes + row)
-        if top_a > 0.0:
-            threshold = tl.maximum(threshold, (top_a / tl.maximum(whole, 1.0)).to(tl.float32))
+        threshold = _least(tl.load(min_ps + row), tl.load(top_as + row), whole)
         mine = weights + row.to(tl.int64) * (vocab + COLLECTED) + tl.where(size > 0, vocab, 0)
         among = tl.where(size > 0, size, vocab)
         threshold = _edges(mine, threshold, tl.load(top_ks + row), tl.load(top_ps + row), whole, among, vocab,

@@ -30,10 +30,10 @@ def test_splits_are_short_at_first_and_long_behind() -> None:
 
 @pytest.mark.parametrize("size", [1, 8, 64, 256])
 def test_sequences_of_the_usual_length_always_fit_a_graph_and_long_ones_while_few_are_in_a_step(size: int) -> None:
-    graph = GraphSize(size, Reach(usual=8192, longest=131_072))
+    graphs = recording([GraphSize(size, Reach(usual=8192, longest=131_072))])
 
     def fits(*lengths: int) -> bool:
-        return graph.fits(np.array(lengths), SPLIT_TOKENS)
+        return graphs.find(np.array(lengths)) is not None
 
     assert fits(*[8192] * size)
     assert fits(131_072)
@@ -43,12 +43,21 @@ def test_sequences_of_the_usual_length_always_fit_a_graph_and_long_ones_while_fe
 
 
 def test_a_step_takes_the_smallest_graph_with_room_for_it() -> None:
+    sizes = [GraphSize(size, Reach(usual=8192, longest=131_072)) for size in (1, 2, 4, 64)]
+    graphs = recording(sizes)
+    assert [graphs.find(np.full(count, 256)) for count in (1, 2, 3, 4, 65)] == [*sizes[:3], sizes[2], None]
+    assert graphs.find(np.array([131_072] * 3)) == sizes[2]
+    assert graphs.find(np.array([131_072] * 16)) == sizes[3]
+    assert graphs.find(np.array([131_072] * 30)) is None
+
+
+def recording(sizes: list[GraphSize]) -> DecodeGraphs:
+    """Graphs of which nothing is computed."""
+
     def nothing(_: Callable[[], object], pool: object) -> tuple[Callable[[], None], object]:
         return (lambda: None), pool
 
-    sizes = [GraphSize(size, Reach(usual=256, longest=4096)) for size in (1, 2, 4)]
-    graphs = DecodeGraphs(sizes, [256, 1024], lambda _: make_nothing(), lambda _: torch.zeros(4, 3), nothing)
-    assert [graphs.find(np.full(count, 256)) for count in (1, 2, 3, 4, 5)] == [*sizes, sizes[2], None]
+    return DecodeGraphs(sizes, [SPLIT_TOKENS, 1024], lambda _: make_nothing(), lambda _: torch.zeros(256, 3), nothing)
 
 
 def make_nothing() -> DeviceStep:
