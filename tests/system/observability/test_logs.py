@@ -66,7 +66,10 @@ def test_a_killed_engine_is_told_once_and_again_when_it_is_back_all_in_json(as_j
     of_gateways = lambda: [one for one in as_json.records if one["member"].startswith("gateway-")]  # noqa: E731
     wait_until(lambda: "engine-1 is there again" in [one["message"] for one in of_gateways()], 60)
     warned = [one for one in of_gateways() if one["level"] == "WARNING" and one["message"].startswith("engine-1 ")]
-    assert [one["member"] for one in warned] == ["gateway-1"], "one of the two gateways tells it"
+    # The second gateway tells it too if the machine was so busy that it took the first one for lost.
+    told_by = [one["member"] for one in warned]
+    assert "gateway-1" in told_by
+    assert len(told_by) == len(set(told_by))
     assert warned[0]["message"].endswith(": it had no requests")
     [line] = [one for one in as_json.records if one["logger"] == "antiphon.access"]
     assert (line["path"], line["status"], line["output_tokens"]) == ("/v1/completions", 200, 2)

@@ -128,6 +128,18 @@ async def test_a_silent_engine_is_lost_when_another_one_could_do_its_work(
     assert [one.id for one in actor.changes.recently_lost() if one.service == "engine"] == ["e1"]
 
 
+@pytest.mark.parametrize(("other", "tells"), [("g0", False), ("g2", True)])
+async def test_the_first_of_the_living_gateways_tells_of_a_lost_engine(
+    actor: GatewayActor, other: str, tells: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = heartbeat("gateway", other, "boot0005", GatewayStatus(), sequence=0, interval_s=TICK_S)
+    actor.on_heartbeat(heard(gateway))
+    for instance in ("boot0002", "boot0003"):
+        actor.on_heartbeat(heard(heartbeat("engine", "e1", instance, STATUS, sequence=0, interval_s=TICK_S)))
+    told = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert told == ["e1 was started again: it had no requests"][: int(tells)]
+
+
 async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_anybody_lost(actor: GatewayActor) -> None:
     ticks(actor, 1, 2)
     actor.tick(10.0)

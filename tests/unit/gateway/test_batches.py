@@ -309,6 +309,8 @@ async def test_a_batch_that_fails_and_is_cancelled_cancels_a_request_only_once(t
     class Failing(Client):
         async def post(self, path: str, body: bytes) -> InProcessResponse:
             if json.loads(body)["prompt"] == "a":
+                while "b" not in self.asked:
+                    await asyncio.sleep(0.01)
                 raise RuntimeError("a bug")
             try:
                 return await super().post(path, body)

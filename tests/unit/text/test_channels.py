@@ -61,6 +61,7 @@ def test_reasoning_after_a_part_of_the_answer_is_returned_after_it() -> None:
         # Incomplete headers, and what is no header.
         (f"{ANALYSIS}a{NEXT}", ("a", "")),
         (f"{ANALYSIS}a{NEXT}<|channel|>fin", ("a", "")),
+        (" to=functions.now", (None, "")),
         (f"{ANALYSIS}a<|end|><|sta", ("a", "<|sta")),
         (f"{ANALYSIS}a{NEXT}, said he.", ("a", "<|start|>assistant, said he.")),
         (f"a <|channel|> b {FINAL}c", (None, "a <|channel|> b \nc")),
@@ -91,8 +92,9 @@ def test_the_parts_do_not_depend_on_how_the_output_is_cut(texts: list[str], data
     assert split(*text, inside=inside) == whole
 
 
-@given(st.text(max_size=60))
+@given(st.text(max_size=60).filter(lambda text: not text.startswith(" to=functions.")))
 def test_ordinary_text_is_never_changed(text: str) -> None:
+    """What begins like the header of a call is one, and it is cut off here."""
     assert split(text) == (None, text)
 
 
