@@ -98,6 +98,7 @@ def test_what_small_steps_take_is_scaled_up_to_the_largest(monkeypatch: pytest.M
     monkeypatch.setattr(profile, "peak_growth", lambda work: work() or next(peaks))
     step = measure_step(probe, ran.append, 7, CPU)
     assert [(plan.num_tokens, len(plan.scheduled)) for plan in ran] == [
+        (32, 32),
         (256, 1),
         (64, 64),
         (32, 32),
@@ -108,7 +109,7 @@ def test_what_small_steps_take_is_scaled_up_to_the_largest(monkeypatch: pytest.M
     assert probe.reported_bytes == 6 * 256 * DESCRIPTION.vocab_size
     assert step.at(256) == fixed + probe.reported_bytes
     assert step.at(300) == step.at(256) + 44 * 7
-    places = [block for new in ran[0].new for block in new.block_ids]
+    places = [block for new in ran[1].new for block in new.block_ids]
     assert len(places) == 16
     assert max(places) < probe.kv.num_blocks
 
