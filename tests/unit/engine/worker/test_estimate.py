@@ -130,9 +130,9 @@ def test_an_engine_takes_what_was_predicted(shape: str, changes: dict[str, Any],
         compare(chosen, model(shape))
         return
     # The buffers of PyTorch's operations are measured as growth of the process, which depends on what it has freed
-    # before: as in an engine, nothing.
+    # before: as in an engine, nothing. Processors differ in the memory of their products' kernels.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        fresh.submit(compare, chosen, model(shape)).result()
+        fresh.submit(compare, chosen, model(shape), 0.2).result()
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_cache_dtype": "fp8", "dtype": "float32"}, {"quantization": "ifq"}])
