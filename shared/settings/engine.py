@@ -94,6 +94,9 @@ class CacheSettings(Settings, group="engine: memory"):
         rule=FRACTION,
     )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes")
+    disable_hybrid_kv_cache_manager: bool = flag(
+        False, "keep the KV of layers with a sliding window whole, instead of freeing what the window has passed"
+    )
     swap_space: float | None = flag(
         None,
         "host memory for preempted requests, GiB (default: 4, or half of the free memory if that is less; 0: they "

@@ -88,6 +88,10 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     block_ids: tuple[int, ...]
+    window_ids: tuple[int, ...] = ()
+    """In a model with several groups of layers (`DecoderDescription.kv_groups`): the blocks of the further groups for
+    the last blocks of the table, those that the window of the next token reaches. Column by column: for each block
+    of the table one block of each further group."""
     params: SamplingParams
     pooling: PoolingParams | None = None
     """Set for a pooling sequence, with its `kind` set. Its tokens are computed from the first if that kind needs it."""
@@ -113,6 +117,8 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     num_tokens: int
     samples: bool
     new_block_ids: tuple[int, ...] = ()
+    new_window_ids: tuple[int, ...] = ()
+    """As `NewSequence.window_ids`, for each of `new_block_ids`."""
     draft_token_ids: tuple[int, ...] = ()
     num_prompt_logprobs: int = 0
     """Number of leading tokens of the range, all in the prompt, after which the log probabilities of the next token of
@@ -244,6 +250,10 @@ class EngineFacts:
     """Names of the labels of the model's classification head, in the order of its outputs; empty: it has none."""
     computes_whole: bool = False
     """Whether every sequence is computed in a single step, without KV, because tokens attend to later tokens."""
+    num_windowed_groups: int = 0
+    """Number of groups of layers whose blocks are freed when the window has passed (`kv.windows`)."""
+    window: int = 0
+    """Number of tokens that a query sees at most in these layers, itself included."""
     num_states: int = 0
     """Number of slots of recurrent states (`kv.states`); 0: the model has none."""
     state_pieces: int = 0

@@ -44,11 +44,15 @@ class StateTable:
         eos_token_ids: frozenset[int],
         grammars: Grammars | None = None,
         mask_turns: MaskTurns | None = None,
+        *,
+        num_groups: int = 1,
     ) -> None:
         # The system allocates zeroed pages when they are first written, so a row takes memory as its sequence grows.
         # The last column holds the token sampled by the last step of a full row; no step reads it.
         self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
-        self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.tables = np.zeros((num_groups, max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        """The block tables of each group of layers (`DecoderDescription.kv_groups`)."""
+        self.block_tables = self.tables[0]
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
@@ -83,7 +87,7 @@ class StateTable:
             self._fill(sequence)
         for share in plan.scheduled:
             if share.new_block_ids:
-                self._add_blocks(share.row, share.new_block_ids)
+                self._add_blocks(share.row, share.new_block_ids, share.new_window_ids)
             if share.draft_token_ids:
                 known = int(self.num_tokens[share.row])
                 self.token_ids[share.row, known : known + len(share.draft_token_ids)] = share.draft_token_ids
@@ -215,7 +219,7 @@ class StateTable:
         self.adapter_slots[row] = sequence.adapter_slot
         (self._prefixed.add if sequence.prompt_adapter or sequence.images else self._prefixed.discard)(row)
         self._number_images(sequence)
-        self._add_blocks(row, sequence.block_ids)
+        self._add_blocks(row, sequence.block_ids, sequence.window_ids)
         self._params.set(row, sequence.params)
         self._set_processors(sequence)
         if self._params.penalised[row]:
@@ -237,10 +241,13 @@ class StateTable:
         self.num_tokens[rows] = np.minimum(places + 1, self.max_model_len)
         return places
 
-    def _add_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+    def _add_blocks(self, row: int, block_ids: Sequence[int], window_ids: Sequence[int]) -> None:
         first = int(self.num_blocks[row])
-        self.block_tables[row, first : first + len(block_ids)] = block_ids
-        self.num_blocks[row] = first + len(block_ids)
+        end = self.num_blocks[row] = first + len(block_ids)
+        self.block_tables[row, first:end] = block_ids
+        if window_ids:
+            columns = np.array(window_ids, dtype=np.int32).reshape(-1, len(self.tables) - 1)
+            self.tables[1:, row, end - len(columns) : end] = columns.T
 
     def _set_processors(self, sequence: NewSequence) -> None:
         row, params, output = sequence.row, sequence.params, sequence.token_ids[sequence.num_prompt_tokens :]

@@ -11,9 +11,12 @@ from antiphon.shared.errors import ServiceError
 
 
 def served_description(settings: EngineSettings, config: Config) -> DecoderDescription:
-    """Returns the description of a config's decoder for the context that it is served with."""
+    """Returns the description of a config's decoder as it is served: its context, and what becomes of windows."""
     description = find_family(config).describe(config)
-    return description.for_context(context_length(settings, description))
+    description = description.for_context(context_length(settings, description))
+    # Pipeline stages share their blocks' numbers, but have layers of their own.
+    whole = settings.cache.disable_hybrid_kv_cache_manager or settings.parallel.pipeline_parallel_size > 1
+    return description if whole else description.freeing_windows()
 
 
 def longer_context_notice(settings: EngineSettings, config: Config) -> str | None:

@@ -143,7 +143,11 @@ def cache_of(description: DecoderDescription, parts: Sequence[Tensor]) -> KvCach
         return _shared_slabs(description, slabs)
     heads = (description.num_kv_heads, description.head_dim)
     keys, *values = (tuple(part.unflatten(2, heads) for part in parts[first::per_layer]) for first in range(per_layer))
-    return KvCache(keys, values[0] if values else ())
+    if not description.frees_windows:
+        return KvCache(keys, values[0] if values else ())
+    slab = {layer: place for group in description.kv_groups for place, layer in enumerate(group)}
+    of_layers = [tuple(one[slab[layer]] for layer in description.attention_layers) for one in (keys, values[0])]
+    return KvCache(of_layers[0], of_layers[1], (keys, values[0]))
 
 
 def _shared_slabs(description: DecoderDescription, slabs: Sequence[tuple[Tensor, ...]]) -> KvCache:
