@@ -36,6 +36,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    columns: list[tuple[int, ...]] = field(default_factory=list)
+    """The blocks of the windowed groups beside each block; stale where the window has passed."""
     kind: PoolingKind | None = None
     may_wait: bool = False
     """Whether it may get no token, because it waits for a mask."""
@@ -64,14 +66,15 @@ class ModelWorker:
         self.rows: dict[int, Row] = {}
         self.predictions: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Of each sequence, its latest drafts and the number of tokens after which they come."""
-        self.kv: dict[tuple[int, int], int] = {}
-        """Block and offset to the prefix whose last token's KV is there."""
+        self.kv: dict[tuple[int, int], object] = {}
+        """Block and offset to the prefix whose last token's KV is there; in windowed groups, to group and prefix."""
         self.states: dict[int, int] = {}
         """Slot of a recurrent state to the prefix after which it is."""
-        self.host: dict[int, dict[int, int]] = {}
+        self.host: dict[int, dict[int, object]] = {}
         """Host block to offset to prefix."""
         self.waits = waits
         self.num_waited = self.num_states_read = self.num_snapshots_used = 0
+        self.num_behind = self.num_windows_reused = 0
 
     def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random) -> StepResult:
         for row in plan.freed_rows:
@@ -82,11 +85,15 @@ class ModelWorker:
         assert len({share.row for share in plan.scheduled}) == len(plan.scheduled), "a row twice in one plan"
         for share in plan.scheduled:
             self.rows[share.row].blocks += share.new_block_ids
+            self.rows[share.row].columns += self.columns(share.new_window_ids, len(share.new_block_ids))
         joined = {new.row for new in plan.new}
         for share in plan.scheduled:
             self.write(share, {each.row: each.start for each in plan.scheduled if each.row in joined})
         for share in plan.scheduled:
             self.read(share)
+            if self.facts.num_windowed_groups:
+                self.num_behind += self.facts.paging.first_read(share.start) > 0
+                self.num_windows_reused += share.start > 0 and share.row in joined
         self.carry_states(plan, joined)
         sampled: list[tuple[int, ...]] = []
         logprobs: list[tuple[SampledLogprobs, ...]] = []
@@ -155,6 +162,10 @@ class ModelWorker:
             assert 0 <= host_block < self.facts.num_host_blocks
             self.host[host_block] = self.content(block)
         held = {block for row in self.rows.values() for block in row.blocks}
+        for row in self.rows.values():
+            # What the row's next token reads; whatever is before may be anybody's.
+            first = self.facts.paging.first_read(len(row.tokens) - 1)
+            held.update(block for column in row.columns[first:] for block in column)
         for host_block, block in plan.swap_in:
             assert block not in held, "copied into a block that is held"
             self.put(block, self.host[host_block])
@@ -162,11 +173,19 @@ class ModelWorker:
             assert block not in held, "copied into a block that is held"
             self.put(block, self.content(source))
 
-    def content(self, block: int) -> dict[int, int]:
+    def columns(self, block_ids: tuple[int, ...], count: int) -> list[tuple[int, ...]]:
+        """The columns of `count` blocks, of which the first may have none."""
+        groups = self.facts.num_windowed_groups
+        found = [block_ids[first : first + groups] for first in range(0, len(block_ids), groups or 1)]
+        assert len(found) <= count
+        assert all(len(column) == groups for column in found)
+        return [(0,) * groups] * (count - len(found)) + found
+
+    def content(self, block: int) -> dict[int, object]:
         places = ((offset, self.kv.get((block, offset))) for offset in range(self.facts.block_size))
         return {offset: prefix for offset, prefix in places if prefix is not None}
 
-    def put(self, block: int, content: dict[int, int]) -> None:
+    def put(self, block: int, content: dict[int, object]) -> None:
         for offset in range(self.facts.block_size):
             self.kv.pop((block, offset), None)
         self.kv.update({(block, offset): prefix for offset, prefix in content.items()})
@@ -181,6 +200,7 @@ class ModelWorker:
             num_candidates,
             new.num_prompt_tokens,
             blocks=list(new.block_ids),
+            columns=self.columns(new.window_ids, len(new.block_ids)),
             kind=None if new.pooling is None else new.pooling.kind,
             may_wait=not num_candidates and (not self.facts.num_states or new.params.grammar is not None),
         )
@@ -204,15 +224,23 @@ class ModelWorker:
             again = position == len(row.tokens) - 1 and self.kv.get(place) == prefixes[position]
             assert again or place[0] not in others, "writes into a block of another"
             self.kv[place] = prefixes[position]
+            for group, (block, offset) in enumerate(self.in_windows(row, position)):
+                assert again or block not in others, "writes into a column of another"
+                self.kv[block, offset] = group, prefixes[position]
 
     def written(self, number: int, readers: dict[int, int]) -> list[int]:
         """The blocks of a row that nobody else may write: all, but for those that it joins this plan to read."""
-        return self.rows[number].blocks[readers.get(number, 0) // self.facts.block_size :]
+        row, first = self.rows[number], readers.get(number, 0) // self.facts.block_size
+        read = max(first, self.facts.paging.first_read(len(row.tokens) - 1))
+        return row.blocks[first:] + [block for column in row.columns[read:] for block in column]
 
     def read(self, share: ScheduledSequence) -> None:
         row = self.rows[share.row]
         for position in range(share.start):
             assert self.kv.get(self.place(row, position)) == row.prefixes[position], f"lost KV at {position}"
+        for position in range(max(0, share.start - self.facts.window + 1), share.start):
+            for group, place in enumerate(self.in_windows(row, position)):
+                assert self.kv.get(place) == (group, row.prefixes[position]), f"lost KV of a window at {position}"
 
     def carry_states(self, plan: StepPlan, joined: set[int]) -> None:
         """Computes the recurrent states: all are read before any is written."""
@@ -241,6 +269,11 @@ class ModelWorker:
         for share in plan.scheduled:
             assert users.get(share.state, share.row) == share.row, "reads a state that another one overwrites"
         self.states.update(written)
+
+    def in_windows(self, row: Row, position: int) -> list[tuple[int, int]]:
+        """The places of a position in the windowed groups."""
+        index, offset = divmod(position, self.facts.block_size)
+        return [(block, offset) for block in row.columns[index]]
 
     def place(self, row: Row, position: int) -> tuple[int, int]:
         return row.blocks[position // self.facts.block_size], position % self.facts.block_size

@@ -72,6 +72,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
         spare_states=st.sampled_from([None, None, 0, 2, 20]),
         interval=st.integers(1, 4),
         drafting=st.sampled_from(["text", "text", "layer", "both"]),
+        windowed=st.sampled_from([0, 0, 1, 1, 2]),
+        window=st.integers(1, 12),
     )
     def start(
         self,
@@ -95,15 +97,20 @@ class EngineCoreMachine(RuleBasedStateMachine):
         spare_states: int | None,
         interval: int,
         drafting: str,
+        windowed: int,
+        window: int,
     ) -> None:
         """Begins with `crowd`: sequences that want much, by family and length of the prompt.
 
         `rank`: whether the later ones of them come first. `num_stages`: how many plans are computed at a time.
         `spare_states`: slots of recurrent states besides those that the rows need; None: there are no states.
         `interval`: blocks from one snapshot of a state to the next. `drafting`: where draft tokens come from.
+        `windowed`: number of groups of layers whose blocks are freed behind `window` tokens.
         """
         # long: one parameter for each thing that engines may have
         prompts = prompts if chunked else None
+        windowed = windowed if spare_states is None else 0
+        num_blocks, num_host_blocks = num_blocks * (1 + windowed), num_host_blocks * (1 + windowed)
         self.limits = CoreLimits(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), enable_prefix_caching=caching,
             enable_chunked_prefill=chunked, kv_cache_ratio=ratio, scheduler_delay_factor=delay,
@@ -121,6 +128,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
             embedding_size=4,
             pooling_kind="cls",
             num_stages=num_stages,
+            num_windowed_groups=windowed,
+            window=window if windowed else 0,
             has_draft_layer=drafting != "text" and num_stages == 1,
             num_states=0 if spare_states is None else 3 * max_num_seqs + 3 + spare_states,
             state_interval=interval * block_size,
@@ -270,7 +279,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             priority=priority,
             pooling=params,
         )
-        most = min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size)
+        most = min(self.facts.max_model_len, self.capacity())
         try:
             self.core.add(spec)
         except ServiceError:
@@ -279,7 +288,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.live[sequence_id] = Known(spec, [])
 
     def room(self) -> int:
-        return min(self.facts.max_model_len, self.facts.num_blocks * self.facts.block_size + 1)
+        return min(self.facts.max_model_len, self.capacity() + 1)
+
+    def capacity(self) -> int:
+        return self.facts.paging.capacity(self.facts.num_blocks, self.limits.most_tokens)
 
     def enter(self, spec: SequenceSpec, forked: str | None) -> None:
         prompt, output = spec.prompt_token_ids, spec.output_token_ids
@@ -298,7 +310,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         """Whether the rows and blocks are enough for a beam search that is alone."""
         length = min(len(spec.prompt_token_ids) + spec.params.max_tokens, self.room())
         shared, size = len(spec.prompt_token_ids) // self.facts.block_size, self.facts.block_size
-        blocks = shared + width * (-(-(length - 1) // size) - shared)
+        own, columns = -(-(length - 1) // size) - shared, self.facts.paging.most_columns(self.limits.most_tokens)
+        blocks = shared + width * own
+        blocks += self.facts.num_windowed_groups * (min(shared, columns) + width * min(own, columns))
         return width <= self.limits.max_num_seqs and blocks <= self.facts.num_blocks
 
     @precondition(lambda self: self.live)
@@ -479,6 +493,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "waited for a mask": self.worker.num_waited,
                 "right guesses": counters.accepted_tokens,
                 "predicted": self.num_predicted,
+                "steps beyond a window": self.worker.num_behind,
+                "windows reused": self.worker.num_windows_reused,
                 "states read": self.worker.num_states_read,
                 "snapshots used": self.worker.num_snapshots_used,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,

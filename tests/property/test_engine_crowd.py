@@ -15,7 +15,7 @@ from tests.property.test_engine_core import EngineCoreMachine
 RUNS = 60
 
 
-def crowded(draw: random.Random, has_states: bool) -> EngineCoreMachine:
+def crowded(draw: random.Random, kind: str) -> EngineCoreMachine:
     """A pool that is too small for what wants to run, with everything switched on that makes sequences meet."""
     machine = EngineCoreMachine()
     block_size = draw.choice([2, 4, 4])
@@ -25,7 +25,7 @@ def crowded(draw: random.Random, has_states: bool) -> EngineCoreMachine:
         max_num_seqs=draw.randint(2, 5),
         budget=draw.choice([3, 4, 5, 6, 8, 24]),
         prompts=draw.choice([None, None, 2, 5]),
-        caching=draw.random() < (0.8 if has_states else 0.3),
+        caching=draw.random() < (0.3 if kind == "plain" else 0.8),
         chunked=draw.random() < 0.8,
         depth=draw.choice([1, 1, 2, 3]),
         num_draft_tokens=draw.choice([0, 4]),
@@ -37,9 +37,11 @@ def crowded(draw: random.Random, has_states: bool) -> EngineCoreMachine:
         crowd=[(draw.randint(0, 2), draw.randint(3, 12)) for _ in range(draw.randint(2, 6))],
         num_stages=draw.choice([1, 1, 2, 3]),
         waits=draw.choice([0.0, 0.3, 0.8]),
-        spare_states=draw.choice([0, 2, 20, 20, 22]) if has_states else None,
+        spare_states=draw.choice([0, 2, 20, 20, 22]) if kind == "states" else None,
         interval=draw.randint(1, 4),
         drafting=draw.choice(["text", "text", "layer", "both"]),
+        windowed=draw.randint(1, 3) if kind == "windows" else 0,
+        window=draw.randint(1, 10),
     )
     return machine
 
@@ -70,25 +72,25 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
 
 
 @pytest.mark.matrix("P-01", "P-08")
-@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "states", "windows"])
 @pytest.mark.parametrize("seed", range(8))
 def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
-    seed: int, has_states: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`has_states`: the model has recurrent states."""
+    """`kind`: of the model: with recurrent states, with windows behind which blocks are freed, or neither."""
     seen: Counter[str] = Counter()
     monkeypatch.setattr(running, "TRIED_MAX", 1)
     for run in range(RUNS):
         draw = random.Random(f"{seed}/{run}")
-        machine = crowded(draw, has_states)
+        machine = crowded(draw, kind)
         for _ in range(30):
-            kind = draw.choices(["advance", "submit", "transfer", "abort"], [6, 2, 2, 1])[0]
-            if kind == "advance":
+            action = draw.choices(["advance", "submit", "transfer", "abort"], [6, 2, 2, 1])[0]
+            if action == "advance":
                 machine.advance(draw.randrange(2**16), draw.randint(1, 5))
-            elif kind == "submit":
+            elif action == "submit":
                 submit_something(machine, draw)
                 machine.take_meta()
-            elif kind == "transfer":
+            elif action == "transfer":
                 machine.take_meta()
                 if machine.transfers.busy:
                     machine.end_transfer(draw.randrange(1000), draw.choice([0.0, 0.5, 1.0, 1.0]))
@@ -99,5 +101,6 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
         seen += machine.seen()
     wanted = ["preempted", "idle ones preempted", "beams preempted", "right guesses", "wrong guesses", "saved"]
     wanted += ["waited for a mask"]
-    wanted += ["swapped in", "loaded"] + (["states read", "snapshots used"] if has_states else ["copied"])
+    wanted += ["swapped in", "loaded"] + (["states read", "snapshots used"] if kind == "states" else ["copied"])
+    wanted += ["steps beyond a window", "windows reused"] if kind == "windows" else []
     assert min(seen[what] for what in wanted) > 0, seen

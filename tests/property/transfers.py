@@ -12,9 +12,9 @@ class Transfers:
     """The loads and saves of one core that have not ended."""
 
     worker: ModelWorker
-    loads: list[tuple[KvLoad, list[int]]] = field(default_factory=list)
-    """With the prefixes that the load's tokens end, from the first token of its first block on."""
-    saves: list[tuple[KvSave, list[int]]] = field(default_factory=list)
+    loads: list[tuple[KvLoad, dict[bytes, list[object]]]] = field(default_factory=list)
+    """With the content of each block that the load brings, by its name."""
+    saves: list[tuple[KvSave, list[object]]] = field(default_factory=list)
     num_loaded: int = 0
 
     @property
@@ -24,7 +24,7 @@ class Transfers:
     def take(self, core: Core, salts: dict[str, bytes]) -> None:
         meta = core.transfers.plan_meta()
         for load in meta.loads:
-            self.loads.append((load, prefixes_of_load(core, load, salts)))
+            self.loads.append((load, content_of_load(core, load, salts)))
         for save in meta.saves:
             self.saves.append((save, self.content_of(save)))
         assert set(meta.cancelled) <= {load.transfer_id for load, _ in self.loads}
@@ -35,17 +35,19 @@ class Transfers:
             save, content = self.saves.pop(number - len(self.loads))
             assert self.content_of(save) == content, "a block changed while another engine reads it"
             return KvReleased(save.block_ids)
-        load, prefixes = self.loads.pop(number)
-        count, size = int(share * len(load.host_blocks)), self.worker.facts.block_size
-        for index, block in enumerate(load.host_blocks[:count]):
+        load, content = self.loads.pop(number)
+        count = int(share * len(load.host_blocks))
+        for block, name in zip(load.host_blocks[:count], load.hashes, strict=False):
             if block < self.worker.facts.num_host_blocks:
-                self.worker.host[block] = dict(enumerate(prefixes[index * size : (index + 1) * size]))
-            elif prefixes:
-                self.worker.states[self.slot_of(block, self.worker.facts.num_host_blocks)] = prefixes[-1]
+                self.worker.host[block] = dict(enumerate(content.get(name, ())))
+            elif content:
+                last = content[load.hashes[-(-load.num_tokens // self.worker.facts.block_size) - 1]][-1]
+                assert isinstance(last, int)
+                self.worker.states[self.slot_of(block, self.worker.facts.num_host_blocks)] = last
         self.num_loaded += count
         return KvLoaded(load.transfer_id, count)
 
-    def content_of(self, save: KvSave) -> list[int]:
+    def content_of(self, save: KvSave) -> list[object]:
         """The prefixes in the blocks of a save."""
         size = self.worker.facts.block_size
         counts = [size] * (len(save.block_ids) - 1) + [save.num_tokens_in_last]
@@ -61,8 +63,8 @@ class Transfers:
         return (number - first) // self.worker.facts.state_pieces
 
 
-def prefixes_of_load(core: Core, load: KvLoad, salts: dict[str, bytes]) -> list[int]:
-    """The prefixes that a load has to bring; none if nobody waits for it any more."""
+def content_of_load(core: Core, load: KvLoad, salts: dict[str, bytes]) -> dict[bytes, list[object]]:
+    """The content of the blocks that a load has to bring, by name; nothing if nobody waits for it any more."""
     size = core.facts.block_size
     for sequence in core.transfers.waiting():
         names = core.prefix_cache.names(sequence)
@@ -72,5 +74,12 @@ def prefixes_of_load(core: Core, load: KvLoad, salts: dict[str, bytes]) -> list[
         if tuple(names[first : first + count]) == load.hashes[:count]:
             row = Row(sequence.sequence_id, salts[sequence.sequence_id])
             row.append(tuple(sequence.tokens))
-            return row.prefixes[first * size : first * size + load.num_tokens]
-    return []
+            end = first * size + load.num_tokens
+            found = dict[bytes, list[object]]()
+            for index, name in enumerate(names):
+                prefixes = row.prefixes[index * size : min(end, (index + 1) * size)]
+                found[name] = list(prefixes)
+                for group, own in enumerate(core.windows.names(name)):
+                    found[own] = [(group, prefix) for prefix in prefixes]
+            return found
+    return {}

@@ -25,6 +25,7 @@ from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.state_pieces import StatePieces
 from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.plan import (
     CoreLimits,
     EngineFacts,
@@ -57,14 +58,17 @@ class Core:
         self.pool = BlockPool(facts.num_blocks)
         caching = limits.enable_prefix_caching
         self.states = StatePool(facts.num_states, facts.state_interval, facts.block_size, self.pool, caching=caching)
-        self.prefix_cache = PrefixCache(self.pool, facts.block_size, self.states, enabled=caching)
+        self.windows = Windows(facts.paging, self.pool)
+        assert not (self.states and self.windows), "a model with recurrent states and windowed groups"
+        self.prefix_cache = PrefixCache(self.pool, facts.block_size, self.states, self.windows, enabled=caching)
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
-        parts = (self.pool, self.prefix_cache, self.swap, self.states, self.tally)
+        parts = (self.pool, self.prefix_cache, self.swap, self.states, self.windows, self.tally)
         self.residency = Residency(limits, facts.block_size, *parts)
         num_prompt_logprobs = prompt_logprob_rows(facts.vocab_size)
         self.scheduler = Scheduler(limits, facts, self.residency, self.tally, num_prompt_logprobs)
         pieces = StatePieces(self.states, facts.state_pieces, facts.num_blocks, facts.num_host_blocks)
-        self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, pieces, self.tally)
+        moved = (self.pool, self.swap, self.prefix_cache, pieces, self.windows, self.tally)
+        self.transfers = KvTransfers(facts.block_size, *moved)
         self.groups: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
@@ -207,6 +211,7 @@ class Core:
             self.prefix_cache.publish(sequence)
             if sequence.kv_transfer_id:
                 self.transfers.save(sequence)
+            self.windows.pass_by(sequence)
             if reported is not None:
                 sequence.prompt_logprobs.append(reported)
                 sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1

@@ -81,11 +81,31 @@ def _check_references(core: Core) -> None:
         assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.sequence_id}: a block twice"
         held.update(sequence.block_table)
         first = sequence.num_scheduled_tokens + (sequence.again > 0)
-        for block in sequence.block_table[first // block_size :]:
+        held.update(sequence.window_blocks)
+        _check_columns(core, sequence)
+        for block in (*sequence.block_table[first // block_size :], *_unread_columns(core, sequence, first)):
             assert core.pool.ref_count(block) == 1, f"{sequence.sequence_id} writes into block {block}, which is shared"
     for block in range(core.pool.num_blocks):
         count = core.pool.ref_count(block)
         assert count == held[block], f"block {block}: {count} references, in {held[block]} tables"
+
+
+def _check_columns(core: Core, sequence: Sequence) -> None:
+    """A sequence holds all columns that a later step may read, up to the end of its block table."""
+    paging, first, name = core.windows.paging, sequence.window_first, sequence.sequence_id
+    if not core.windows:
+        assert not sequence.window_blocks, f"{name} has columns"
+        return
+    num_columns = len(sequence.block_table) - first
+    assert len(sequence.window_blocks) == num_columns * core.windows.groups, f"{name}: {num_columns} columns"
+    next_token = sequence.num_computed_tokens
+    assert first <= paging.first_read(next_token), f"{name}: column {first} is the first of token {next_token}"
+
+
+def _unread_columns(core: Core, sequence: Sequence, num_tokens: int) -> list[int]:
+    """Returns the blocks of the columns with tokens after the first `num_tokens`."""
+    start = max(0, num_tokens // core.facts.block_size - sequence.window_first)
+    return sequence.window_blocks[core.windows.groups * start :]
 
 
 def _check_host(core: Core) -> None:
@@ -93,6 +113,7 @@ def _check_host(core: Core) -> None:
     held = Counter(core.transfers.host_blocks())
     for sequence in core.scheduled_sequences():
         held.update(sequence.host_blocks)
+        held.update(sequence.host_windows)
         num_blocks = -(-sequence.num_host_tokens // core.facts.block_size) - sequence.num_host_skipped
         assert len(sequence.host_blocks) == num_blocks, f"{sequence.sequence_id}: {num_blocks} blocks on the host"
         waits = sequence.status in (Status.WAITING, Status.PREEMPTED)
@@ -109,6 +130,12 @@ def _check_names(core: Core) -> None:
     for block, name in names:
         assert pool.find(name) == block, f"block {block} is not found by its name"
     for sequence in core.residency.rows.holders():
+        for place, block in enumerate(sequence.window_blocks):
+            index, group = divmod(place, core.windows.groups)
+            name, index = pool.hash_of(block), index + sequence.window_first
+            if name is not None:
+                wanted = core.windows.names(sequence.block_hashes[index])[group]
+                assert name == wanted, f"{sequence.sequence_id}: wrong content in block {block} of column {index}"
         for index, block in enumerate(sequence.block_table):
             name = pool.hash_of(block)
             if name is not None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from antiphon.services.engine.core.paging import WHOLE, Paging
 from antiphon.shared.messages import PromptLogprobs
 from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams
 from antiphon.shared.parameters.sampling import SamplingParams
@@ -283,6 +284,11 @@ class EngineFacts:
     they do not (the backend is batch invariant).
     """
 
+    @property
+    def paging(self) -> Paging:
+        """How many blocks sequences take."""
+        return Paging(self.block_size, self.num_windowed_groups, self.window)
+
     def own_pooling(self) -> PoolingParams:
         """Returns the parameters of a pooling sequence that any model without generation can compute."""
         return PoolingParams(kind=self.pooling_kind, classify=bool(self.labels))
@@ -316,6 +322,11 @@ class CoreLimits:
     """As `max_loras`, for prompt adapters."""
     has_canary_row: bool = False
     """Whether the worker has one row more than `max_num_seqs`, for the canary (`SequenceSpec.canary`)."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Number of tokens of one sequence that a step computes at most."""
+        return self.max_num_batched_tokens if self.enable_chunked_prefill else WHOLE
 
     def step_tokens(self, num_running: int, num_drafting: int) -> int:
         """Returns the token budget of a step with `num_running` sequences, of which `num_drafting` may get drafts."""

@@ -21,6 +21,7 @@ from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.reuse import Reusable, find_reusable
 from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.plan import CoreLimits, ScheduledSequence
 from antiphon.services.engine.core.policy.drafting import judge, propose
 from antiphon.services.engine.core.policy.waiting import WaitingQueue
@@ -78,10 +79,11 @@ class Residency:
         prefix_cache: PrefixCache,
         swap: SwapSpace,
         states: StatePool,
+        windows: Windows,
         tally: EngineCounters,
     ) -> None:
         self.block_size, self.pool, self.prefix_cache, self.swap = block_size, pool, prefix_cache, swap
-        self.states = states
+        self.states, self.windows = states, windows
         self.waiting = WaitingQueue()
         """The waiting sequences that are neither idle nor the canary."""
         self.yielding = Yielding(WaitingQueue(idle=True))
@@ -132,15 +134,17 @@ class Residency:
             num_tokens = min(num_tokens, most)
         num_tokens = head.uncut(start, builder.limited(head, num_tokens))
         # Before the allocation: shared blocks on the free list would otherwise be given away as new ones.
-        self.pool.share(found.shared)
+        self.pool.share(found.reused)
         new_blocks = self.pool.allocate(self.blocks_for(start + num_tokens) - num_shared)
         assert new_blocks is not None, "a sequence that fits found no blocks"
         self.rows.take(head)
         self.rows.num_reserved += head.num_rows - 1
         head.block_table = found.shared + new_blocks
+        new_windows = self.windows.start(head, found.window_first, found.window)
         head.num_published_blocks = num_shared
         if found.copied is not None:
             builder.copies.append((found.copied, new_blocks[0]))
+            builder.copies += zip(found.copied_window, new_windows, strict=False)
         if found.from_host:
             self.swap.bring_back(head, first=num_shared)
         elif head.host_blocks:
@@ -169,7 +173,9 @@ class Residency:
             # Also without budget: a sequence that pauses its drafts counts its steps.
             if self.states:
                 draft_budget = min(draft_budget, self.states.num_free - STATES_OF_STEP * len(self.running))
-            draft_tokens = propose(sequence, draft_budget, self.pool, self.block_size, self._tally)
+            # New blocks for drafts take a column each.
+            room = (len(sequence.block_table) + self.pool.num_free // (1 + self.windows.groups)) * self.block_size
+            draft_tokens = propose(sequence, min(draft_budget, room - sequence.num_tokens), self._tally)
         new_blocks = self._grow(sequence, num_tokens, len(draft_tokens))
         if new_blocks is None:
             return False
@@ -177,12 +183,12 @@ class Residency:
             self.rows.fill(sequence)
             builder.refill(sequence)
             new_blocks = []  # the plan sends the whole block table
-        builder.add(sequence, num_tokens, new_blocks, draft_tokens)
+        builder.add(sequence, num_tokens, new_blocks, draft_tokens, self.windows.last(sequence, len(new_blocks)))
         return True
 
     def find_reusable(self, sequence: Sequence) -> Reusable:
         """Returns the KV that a waiting sequence could reuse if it joined now, see `reuse`."""
-        return find_reusable(sequence, self.prefix_cache, self.states, self.block_size)
+        return find_reusable(sequence, self.prefix_cache, self.states, self.windows, self.block_size)
 
     def _grow(self, sequence: Sequence, num_tokens: int, num_draft_tokens: int) -> list[int] | None:
         """Takes blocks and slots of the state for the next tokens, preempting the youngest sequences if they are short.
@@ -207,10 +213,12 @@ class Residency:
         """Extends the block table. Returns the new blocks; None, without effect, if what is free is not enough."""
         table = sequence.block_table
         count = self.blocks_for(sequence.num_scheduled_tokens + num_tokens) - len(table)
-        new_blocks = self.pool.allocate(count) if count > 0 else []
-        if new_blocks is None:
+        taken = self.pool.allocate(count * (1 + self.windows.groups)) if count > 0 else []
+        if taken is None:
             return None
+        new_blocks = taken[: max(0, count)]
         table += new_blocks
+        sequence.window_blocks += taken[len(new_blocks) :]
         if self.states.plan(sequence, num_tokens, num_draft_tokens):
             return new_blocks
         self.pool.free(new_blocks)
@@ -270,7 +278,7 @@ class Residency:
 
     def rearrange(self, beams: list[Sequence], sources: list[int], token_ids: list[int]) -> None:
         """Makes beam i continue beam `sources[i]` with `token_ids[i]`, see `beam_group.rearrange`."""
-        rearrange(beams, sources, token_ids, self.pool, self.block_size)
+        rearrange(beams, sources, token_ids, self.pool, self.windows, self.block_size)
         self.states.follow(beams, sources)
         for beam in beams:
             self.rows.vacate(beam)
@@ -334,6 +342,7 @@ class Residency:
         if not sequence.host_blocks:
             self.states.release(sequence)
         self.pool.free(sequence.block_table)
+        self.windows.release(sequence)
         sequence.block_table = []
         sequence.num_published_blocks = 0
         self.rows.release(sequence)

@@ -85,6 +85,9 @@ class Sequence:
     status: Status = Status.WAITING
     row: int = -1
     block_table: list[int] = field(default_factory=list[int])
+    window_blocks: list[int] = field(default_factory=list[int])
+    """The columns (`kv.windows`) beside the block table, from index `window_first` of the table to its end."""
+    window_first: int = 0
     host_blocks: list[int] = field(default_factory=list[int])
     """While the sequence is swapped out: the host blocks with the KV of its first `num_host_tokens` tokens.
 
@@ -94,6 +97,9 @@ class Sequence:
     """Number of leading blocks that are not on the host, because the prefix cache had them. If the prefix cache no
     longer has them when the sequence joins, the host blocks cannot be used.
     """
+    host_windows: list[int] = field(default_factory=list[int])
+    """The host blocks with its columns from index `host_window_first` on."""
+    host_window_first: int = 0
     kv_transfer_id: str = ""
     """Name of the transfer by which the KV of the prompt is sent to another engine; empty if it is not sent."""
     num_saved_blocks: int = 0
@@ -150,6 +156,8 @@ class Sequence:
     """Number of rows that must be free when the sequence joins: its own and those of its further beams."""
     copied_block: int | None = None
     """Block of another beam, to be copied into this beam's next block when the beam is scheduled."""
+    copied_window: tuple[int, ...] = ()
+    """The column beside that block, to be copied too."""
     pooling: PoolingParams | None = None
     """Set for a pooling sequence, with its `kind` set."""
     adapter: Adapter | None = None

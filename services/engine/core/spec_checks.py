@@ -16,9 +16,10 @@ class SpecChecks:
     def __init__(self, limits: CoreLimits, facts: EngineFacts) -> None:
         self._limits, self._facts = limits, facts
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
-        self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
+        room = facts.paging.capacity(facts.num_blocks, limits.most_tokens)
+        self.max_model_len = min(facts.max_model_len, room + 1)
         """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
-        self.max_prompt_len = min(facts.max_model_len, facts.num_blocks * facts.block_size)
+        self.max_prompt_len = min(facts.max_model_len, room)
         """Maximum tokens of a pooling sequence, which has no output."""
 
     def check(self, spec: SequenceSpec) -> None:
@@ -49,12 +50,16 @@ class SpecChecks:
         """Raises ServiceError for a beam search that could not run even if it were alone."""
         assert spec.params.beam is not None
         width, num_prompt = spec.params.beam.width, spec.num_prompt_tokens
-        most = min(self._limits.max_num_seqs, self._facts.vocab_size - len(rules.end_token_ids))
-        _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
+        widest = min(self._limits.max_num_seqs, self._facts.vocab_size - len(rules.end_token_ids))
+        _require(width <= widest, "best_of", f"This engine runs at most {widest} beams: lower 'best_of'.")
         # All beams share the full blocks of the prompt. The last token of each beam is never computed.
         num_shared = num_prompt // self._facts.block_size
         num_all = -(-(num_prompt + rules.max_tokens - 1) // self._facts.block_size)
         num_blocks = num_shared + width * (num_all - num_shared)
+        # Beams share columns of the prompt, as long as their windows reach it.
+        most = self._facts.paging.most_columns(self._limits.most_tokens)
+        num_columns = min(num_shared, most) + width * min(num_all - num_shared, most)
+        num_blocks += self._facts.num_windowed_groups * num_columns
         _require(
             num_blocks <= self._facts.num_blocks,
             "max_tokens",

@@ -56,11 +56,16 @@ class StepBuilder:
     """Whether the lanes after the one that set it leave this step alone."""
 
     def add(
-        self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), draft_tokens: tuple[int, ...] = ()
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        new_blocks: Iterable[int] = (),
+        draft_tokens: tuple[int, ...] = (),
+        new_windows: Iterable[int] = (),
     ) -> None:
         """Schedules the sequence's next `num_tokens` and the draft tokens after them.
 
-        The sequence's block table must already have the blocks.
+        The sequence's block table must already have the blocks, and the columns `new_windows` beside them.
         """
         start = sequence.num_scheduled_tokens
         at_end = start + num_tokens == len(sequence.tokens) + sequence.num_pending_tokens
@@ -77,6 +82,7 @@ class StepBuilder:
                 num_tokens=num_tokens,
                 samples=samples,
                 new_block_ids=tuple(new_blocks),
+                new_window_ids=tuple(new_windows),
                 draft_token_ids=draft_tokens,
                 num_prompt_logprobs=reports,
                 pools=pools,
@@ -112,7 +118,9 @@ class StepBuilder:
         self.refilled.append(beam)
         if beam.copied_block is not None:
             self.copies.append((beam.copied_block, beam.block_table[-1]))
-            beam.copied_block = None
+            column = beam.window_blocks[len(beam.window_blocks) - len(beam.copied_window) :]
+            self.copies += zip(beam.copied_window, column, strict=True)
+            beam.copied_block, beam.copied_window = None, ()
 
     def limited(self, sequence: Sequence, num_tokens: int) -> int:
         """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
@@ -128,6 +136,7 @@ def joining(sequence: Sequence) -> NewSequence:
         token_ids=tuple(sequence.tokens),
         num_prompt_tokens=sequence.num_prompt_tokens,
         block_ids=tuple(sequence.block_table),
+        window_ids=tuple(sequence.window_blocks),
         params=sequence.params,
         pooling=sequence.pooling,
         adapter_slot=sequence.adapter_slot,

@@ -21,6 +21,7 @@ import msgspec
 
 from antiphon.services.engine.core.beams.beam_search import BeamSearch, Finished, num_candidates
 from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.plan import NewSequence, SampledLogprobs
 from antiphon.services.engine.core.request import Outcome, SequenceSpec
 from antiphon.services.engine.core.sequence import Sequence, from_spec
@@ -195,16 +196,19 @@ def begin_anew(beams: list[Sequence], size: int) -> None:
     del beams[1:]
     del leader.tokens[leader.num_prompt_tokens :]
     del leader.block_hashes[leader.num_prompt_tokens // size :]
-    leader.copied_block = None
+    leader.copied_block, leader.copied_window = None, ()
 
 
-def rearrange(beams: list[Sequence], sources: list[int], token_ids: list[int], pool: BlockPool, size: int) -> None:
+def rearrange(
+    beams: list[Sequence], sources: list[int], token_ids: list[int], pool: BlockPool, windows: Windows, size: int
+) -> None:
     """Makes beam i continue what beam `sources[i]` has computed, with `token_ids[i]` as the next token.
 
     No beam may be in flight. Beams that continue the same source share its full blocks of `size` tokens. The first of
     them also takes over its partly filled block; each other one gets a copy of that block when it is scheduled.
     """
     before = [(one.tokens, one.block_table, one.block_hashes, one.num_published_blocks) for one in beams]
+    columns = [(one.window_blocks, one.window_first) for one in beams]
     num_full, rest = divmod(len(before[sources[0]][0]), size)
     has_heir: set[int] = set()
     for beam, source, token_id in zip(beams, sources, token_ids, strict=True):
@@ -215,10 +219,14 @@ def rearrange(beams: list[Sequence], sources: list[int], token_ids: list[int], p
         beam.block_table = table[: num_full + inherits]
         beam.copied_block = table[num_full] if rest and not inherits else None
         beam.block_hashes, beam.num_published_blocks = list(hashes), num_published
+        beam.window_blocks, beam.window_first = columns[source]
+        beam.copied_window = windows.cut(beam, len(beam.block_table), with_next=beam.copied_block is not None)
         pool.share(beam.block_table)
+        pool.share(beam.window_blocks)
         beam.start_at(len(tokens))
-    for _, table, _, _ in before:
+    for (_, table, _, _), (blocks, _) in zip(before, columns, strict=True):
         pool.free(table)
+        pool.free(blocks)
 
 
 def _key(spec: SequenceSpec) -> _Key:

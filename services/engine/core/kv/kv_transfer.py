@@ -28,6 +28,7 @@ from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.state_pieces import StatePieces
 from antiphon.services.engine.core.kv.states import NO_STATE
 from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.sequence import Sequence
 from antiphon.shared.limits import KV_TRANSFER_TOKENS_MIN
 from antiphon.shared.messages import EngineCounters, KvSource
@@ -92,7 +93,10 @@ class _Load:
     num_skipped: int
     """Leading blocks that were in the prefix cache and are not loaded."""
     host_blocks: list[int]
-    """The blocks among the order's, without the pieces of a state."""
+    """The blocks among the order's, without columns and the pieces of a state."""
+    host_windows: list[int]
+    """The columns among them (`windows`), from `window_first` on."""
+    window_first: int
     state: int = NO_STATE
     """The slot to which the state is loaded."""
     sequences: list[Sequence] = field(default_factory=list[Sequence])
@@ -108,11 +112,12 @@ class KvTransfers:
         swap: SwapSpace,
         prefix_cache: PrefixCache,
         pieces: StatePieces,
+        windows: Windows,
         tally: EngineCounters,
     ) -> None:
         self._block_size = block_size
         self._pool, self._swap = pool, swap
-        self._prefix_cache, self.pieces = prefix_cache, pieces
+        self._prefix_cache, self.pieces, self._windows = prefix_cache, pieces, windows
         self._tally = tally
         self._loads: dict[str, _Load] = {}
         self._saved: Counter[int] = Counter()
@@ -136,7 +141,7 @@ class KvTransfers:
 
     def host_blocks(self) -> Iterator[int]:
         """Returns the host blocks that loads in progress write to."""
-        return (block for load in self._loads.values() for block in load.host_blocks)
+        return (block for load in self._loads.values() for block in load.host_blocks + load.host_windows)
 
     def matched_tokens(self, sequence: Sequence, num_hits: int) -> int:
         """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if a transfer is not worthwhile.
@@ -159,11 +164,14 @@ class KvTransfers:
                 return False
             load.sequences.append(sequence)
             return True
-        num_hits = len(self.pieces.states.usable(self._prefix_cache.lookup(sequence)))
+        cached = self._prefix_cache.lookup(sequence)
+        num_hits = len(self._windows.usable(sequence, self.pieces.states.usable(cached)))
         if not self.matched_tokens(sequence, num_hits):
             return False
-        count = -(-self._num_loadable(sequence) // self._block_size) - num_hits
-        host_blocks = self._swap.allocate(count)
+        num_tokens = self._num_loadable(sequence)
+        count = -(-num_tokens // self._block_size) - num_hits
+        first = self._windows.paging.first_read(num_tokens)
+        host_blocks = self._swap.allocate(count + self._windows.demand(first, 0, num_tokens))
         if host_blocks is not None and self.after_alloc(sequence, source, num_hits, host_blocks):
             return True
         self._tally.kv_failed_loads += 1
@@ -171,37 +179,55 @@ class KvTransfers:
         return False
 
     def after_alloc(self, sequence: Sequence, source: KvSource, num_skipped: int, host_blocks: list[int]) -> bool:
-        """Starts the load of the blocks after the first `num_skipped` into `host_blocks`, and of the state after them.
+        """Starts the load of the blocks after the first `num_skipped`, and of the columns or the state after them.
 
-        Returns False, without effect, if there is no slot for the state.
+        `host_blocks`: for the blocks, and then for the columns. Returns False, without effect, if there is no slot for
+        the state.
         """
-        end = num_skipped + len(host_blocks)
-        hashes = self._prefix_cache.names(sequence)[num_skipped:end]
+        num_tokens = self._num_loadable(sequence)
+        end, first = -(-num_tokens // self._block_size), self._windows.paging.first_read(num_tokens)
+        names = self._prefix_cache.names(sequence)
+        hashes = names[num_skipped:end] + self._window_names(names[first:end])
         slot, numbers = NO_STATE, list[int]()
         if self.pieces.states:
             taken = self.pieces.to_load()
             if taken is None:
                 return False
             slot, numbers = taken
-            hashes += self.pieces.names(hashes[-1])
+            hashes += self.pieces.names(names[end - 1])
         order = KvLoad(
             transfer_id=source.transfer_id,
             address=source.address,
             hashes=tuple(hashes),
             host_blocks=(*host_blocks, *numbers),
-            num_tokens=self._num_loadable(sequence) - num_skipped * self._block_size,
+            num_tokens=num_tokens - num_skipped * self._block_size,
         )
+        count = end - num_skipped
         self._loads[order.transfer_id] = _Load(
-            order=order, num_skipped=num_skipped, host_blocks=host_blocks, state=slot, sequences=[sequence]
+            order=order,
+            num_skipped=num_skipped,
+            host_blocks=host_blocks[:count],
+            host_windows=host_blocks[count:],
+            window_first=first,
+            state=slot,
+            sequences=[sequence],
         )
         self._orders.append(order)
         return True
 
     def _num_loadable(self, sequence: Sequence) -> int:
-        """Returns how many tokens a transfer brings: all but the last one, with a recurrent state only full blocks."""
-        if self.pieces.states:
+        """Returns how many tokens a transfer brings: all but the last one, with states or columns only full blocks."""
+        if self._has_ending:
             return self.pieces.boundary(sequence.num_tokens, self._block_size)
         return sequence.num_tokens - 1
+
+    @property
+    def _has_ending(self) -> bool:
+        """Whether the blocks are of use only with what comes after all of them: columns, or a recurrent state."""
+        return bool(self.pieces.states or self._windows)
+
+    def _window_names(self, names: list[bytes]) -> list[bytes]:
+        return [name for each in names for name in self._windows.names(each)]
 
     def abandon(self, sequence: Sequence) -> None:
         """Ends the wait of an aborted sequence. The host blocks stay allocated until the load has `finished`."""
@@ -219,19 +245,20 @@ class KvTransfers:
         """
         load = self._loads.pop(loaded.transfer_id)
         blocks, count, complete = load.host_blocks, loaded.num_blocks, loaded.num_blocks == len(load.order.hashes)
-        if self.pieces.states:
-            # The blocks are of use only with the state, which comes last.
+        if self._has_ending:
             count = len(blocks) if complete else 0
+        if self.pieces.states:
             self.pieces.loaded(load.state, wanted=complete and bool(load.sequences))
         if not load.sequences:
-            self._swap.pool.free(blocks)
+            self._swap.pool.free(blocks + load.host_windows)
             return []
-        self._swap.pool.free(blocks[count:])
+        self._swap.pool.free(blocks[count:] + (load.host_windows if not count else []))
         self._tally.kv_loads += 1
         self._tally.kv_failed_loads += not complete
         if count:
             first, num_tokens = load.sequences[0], min(count * self._block_size, load.order.num_tokens)
             first.host_blocks, first.num_host_skipped = blocks[:count], load.num_skipped
+            first.host_windows, first.host_window_first = load.host_windows, load.window_first
             first.num_host_tokens = load.num_skipped * self._block_size + num_tokens
             first.state = load.state
             self.pieces.states.park(first)
@@ -258,37 +285,53 @@ class KvTransfers:
 
         When the whole prompt is computed, its last block is passed on although it may not be full.
         """
-        if self.pieces.states:
-            return self._save_with_state(sequence)
+        if self._has_ending:
+            return self._save_with_ending(sequence)
         num_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         complete = num_tokens == sequence.num_prompt_tokens
         end = -(-num_tokens // self._block_size) if complete else num_tokens // self._block_size
         if end > sequence.num_saved_blocks:
             self._save(sequence, end, num_tokens, complete=complete)
 
-    def _save_with_state(self, sequence: Sequence) -> None:
-        """Passes on full blocks, and then the pieces of the state after the last one, which complete the transfer."""
+    def _save_with_ending(self, sequence: Sequence) -> None:
+        """Passes on full blocks, and then the columns or the pieces of the state, which complete the transfer."""
         boundary = self.pieces.boundary(sequence.num_prompt_tokens, self._block_size)
         num_tokens, last = min(sequence.num_computed_tokens, boundary), boundary // self._block_size
         end = num_tokens // self._block_size
-        if not self.pieces.count or sequence.num_saved_blocks > last or end <= sequence.num_saved_blocks < last:
+        travels = self.pieces.count or self._windows
+        if not travels or sequence.num_saved_blocks > last or end <= sequence.num_saved_blocks < last:
             return
-        numbers = self.pieces.to_send(sequence.block_table[last - 1]) if end == last > 0 else None
+        numbers = self._ending(sequence, last) if end == last > 0 else None
         if numbers is not None or end > sequence.num_saved_blocks:
             self._save(sequence, end, num_tokens, complete=numbers is not None, more=numbers or ())
         if numbers is not None:
             sequence.num_saved_blocks = last + 1
 
+    def _ending(self, sequence: Sequence, num_blocks: int) -> list[int] | None:
+        """Holds what comes after the first `num_blocks` until it is sent. Returns its numbers; None if it is gone."""
+        if self.pieces.states:
+            return self.pieces.to_send(sequence.block_table[num_blocks - 1])
+        held = self._windows.held(sequence, num_blocks * self._block_size)
+        if held is None:
+            return None
+        self._pool.share(held[1])
+        self._saved.update(held[1])
+        return held[1]
+
     def _save(
         self, sequence: Sequence, end: int, num_tokens: int, *, complete: bool, more: "SequenceOf[int]" = ()
     ) -> None:
-        """Passes on the blocks before `end`. `more`: the numbers of the pieces of the state after them."""
+        """Passes on the blocks before `end`. `more`: the numbers of what comes after them."""
         first = sequence.num_saved_blocks
         blocks = sequence.block_table[first:end]
         self._pool.share(blocks)
         self._saved.update(blocks)
         every = self._prefix_cache.names(sequence, sequence.num_prompt_tokens)
-        names = every[first:end] + (self.pieces.names(every[end - 1]) if more else [])
+        names = every[first:end]
+        if more and self.pieces.states:
+            names += self.pieces.names(every[end - 1])
+        elif more:
+            names += self._window_names(every[self._windows.paging.first_read(num_tokens) : end])
         num_in_last = min(num_tokens, end * self._block_size) - (end - 1) * self._block_size
         self._saves.append(
             KvSave(
@@ -305,7 +348,7 @@ class KvTransfers:
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
         num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
-        if self.pieces.states:
+        if self._has_ending:
             num_blocks = self.pieces.boundary(sequence.num_prompt_tokens, self._block_size) // self._block_size + 1
         if sequence.num_saved_blocks < num_blocks:
             self._dropped.append(sequence.kv_transfer_id)

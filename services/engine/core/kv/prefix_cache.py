@@ -9,6 +9,7 @@ is published; the other one gets no hash, so that after it is freed it is among 
 
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.states import StatePool
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.sequence import Sequence
 from antiphon.shared.blocks import child_hash, images_part, root_hash
 from antiphon.shared.codec import pack_ids
@@ -17,8 +18,8 @@ from antiphon.shared.codec import pack_ids
 class PrefixCache:
     """The prefix cache of one block pool. If disabled, nothing is hashed, found or published."""
 
-    def __init__(self, pool: BlockPool, block_size: int, states: StatePool, *, enabled: bool) -> None:
-        self._pool, self._states = pool, states
+    def __init__(self, pool: BlockPool, block_size: int, states: StatePool, windows: Windows, *, enabled: bool) -> None:
+        self._pool, self._states, self._windows = pool, states, windows
         self._block_size = block_size
         self._enabled = enabled
 
@@ -69,6 +70,7 @@ class PrefixCache:
             block, block_hash = sequence.block_table[index], self._hash(sequence, index)
             if not self._pool.register(block, block_hash) and (named := self._pool.find(block_hash)) is not None:
                 self._states.snapshots.move(block, named)
+            self._windows.publish(sequence, index, block_hash)
         sequence.num_published_blocks = num_full
 
     def _cacheable_blocks(self, sequence: Sequence) -> int:

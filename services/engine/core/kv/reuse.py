@@ -13,12 +13,13 @@ writes. If waiting for one step makes many more tokens reusable, the sequence sh
 """
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.states import StatePool
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.sequence import Sequence, Status
 
 WORTH_WAITING_TOKENS = 16
@@ -36,12 +37,23 @@ class Reusable:
     num_tokens: int
     copied: int | None = None
     """The sibling's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
+    window_first: int = 0
+    """The first column (`windows`) that the next token reads."""
+    window: list[int] = field(default_factory=list[int])
+    """The columns from there on, to be shared."""
+    copied_window: tuple[int, ...] = ()
+    """The column beside `copied`."""
     num_soon: int = 0
     """Value that `num_tokens` will have once all steps planned so far have been applied."""
     num_known: int = 0
     """Number of tokens whose blocks are cached. Those after `num_tokens` lack a snapshot of the recurrent state."""
     from_host: bool = False
     """Whether the tokens behind the shared blocks are in the sequence's host blocks."""
+
+    @property
+    def reused(self) -> list[int]:
+        """All blocks to be shared."""
+        return self.shared + self.window
 
     @property
     def worth_waiting(self) -> bool:
@@ -69,7 +81,9 @@ class Shortage:
         return self.first_miss is None or pool.find(self.first_miss) is None
 
 
-def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, states: StatePool, block_size: int) -> Reusable:
+def find_reusable(
+    sequence: Sequence, prefix_cache: PrefixCache, states: StatePool, windows: Windows, block_size: int
+) -> Reusable:
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first sibling with a row.
 
     Siblings are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
@@ -79,25 +93,36 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, states: StatePo
     if not sequence.reuses_kv:
         return Reusable(shared=[], num_tokens=0)
     cached = prefix_cache.lookup(sequence)
-    hits = states.usable(cached)
-    found = Reusable(shared=hits, num_tokens=len(hits) * block_size, num_known=len(cached) * block_size)
-    if sequence.num_host_tokens > found.num_tokens and len(cached) >= sequence.num_host_skipped:
-        if not states:
-            return Reusable(shared=hits, num_tokens=sequence.num_host_tokens, from_host=True)
-        if sequence.state >= 0:
-            # The state on which it goes on is after exactly these tokens.
-            shared = cached[: sequence.num_host_tokens // block_size]
-            return Reusable(shared=shared, num_tokens=sequence.num_host_tokens, from_host=True)
+    hits = windows.usable(sequence, states.usable(cached))
+    first, window = windows.cached(sequence, len(hits))
+    found = Reusable(
+        shared=hits,
+        num_tokens=len(hits) * block_size,
+        num_known=len(cached) * block_size,
+        window_first=first,
+        window=window,
+    )
+    num_host = sequence.num_host_tokens
+    on_host = num_host > found.num_tokens and len(cached) >= sequence.num_host_skipped
+    # The state on which it goes on, and the columns, are those after exactly these tokens.
+    if on_host and (not states or sequence.state >= 0):
+        shared, first = cached[: num_host // block_size], sequence.host_window_first
+        return Reusable(shared=shared, num_tokens=num_host, from_host=True, window_first=first)
     for sibling in sequence.siblings:
         if sibling.row >= 0 and sibling.status is not Status.FINISHED:
-            of_sibling = _of_sibling(sequence, sibling, prefix_cache, states, block_size)
+            of_sibling = _of_sibling(sequence, sibling, prefix_cache, states, windows, block_size)
             most = max(found, of_sibling, key=_NUM_TOKENS)
             return replace(most, num_soon=of_sibling.num_soon, num_known=found.num_known)
     return found
 
 
 def _of_sibling(
-    sequence: Sequence, sibling: Sequence, prefix_cache: PrefixCache, states: StatePool, block_size: int
+    sequence: Sequence,
+    sibling: Sequence,
+    prefix_cache: PrefixCache,
+    states: StatePool,
+    windows: Windows,
+    block_size: int,
 ) -> Reusable:
     # The last token must be computed for sampling.
     most = min(_common_length(sequence.tokens, sibling.tokens), sequence.num_tokens - 1)
@@ -112,12 +137,22 @@ def _of_sibling(
     joined_before = sibling.status is Status.RUNNING
     num_copied = min(sibling.num_computed_tokens, most) if joined_before else 0
     num_planned = min(sibling.num_scheduled_tokens, most) // block_size * block_size
-    num_tokens = max(num_copied, num_planned)
+    num_tokens, num_soon = max(num_copied, num_planned), min(sibling.num_scheduled_tokens, most)
+    held = windows.held(sibling, num_tokens)
+    if held is None or windows.held(sibling, num_soon) is None:
+        # It has computed so much more that it has freed columns that this sequence would read.
+        return Reusable(shared=[], num_tokens=0)
     num_full, rest = divmod(num_tokens, block_size)
     prefix_cache.know(sequence, num_full)
-    copied = sibling.block_table[num_full] if rest else None
-    num_soon = min(sibling.num_scheduled_tokens, most)
-    return Reusable(shared=sibling.block_table[:num_full], num_tokens=num_tokens, copied=copied, num_soon=num_soon)
+    return Reusable(
+        shared=sibling.block_table[:num_full],
+        num_tokens=num_tokens,
+        copied=sibling.block_table[num_full] if rest else None,
+        num_soon=num_soon,
+        window_first=held[0],
+        window=held[1],
+        copied_window=held[2],
+    )
 
 
 def _common_length(first: "array[int]", second: "array[int]") -> int:

@@ -39,14 +39,18 @@ class SwapSpace:
         if all(self._device.ref_count(block) > 1 for block in full):
             return False
         count = -(-computed // self._block_size)
-        host_blocks = self.pool.allocate(count)
+        # The last blocks of a table, and their columns, may have only tokens that are not computed.
+        each = len(sequence.window_blocks) // max(1, len(sequence.block_table) - sequence.window_first)
+        windows = sequence.window_blocks[: each * (count - sequence.window_first)]
+        host_blocks = self.pool.allocate(count + len(windows))
         if host_blocks is None:
             self._tally.swap_refusals += 1
             return False
-        sequence.host_blocks = host_blocks
+        sequence.host_blocks, sequence.host_windows = host_blocks[:count], host_blocks[count:]
         sequence.num_host_tokens, sequence.num_host_skipped = computed, 0
-        self.out.update(zip(host_blocks, sequence.block_table, strict=False))
-        self._tally.swapped_out_blocks += count
+        sequence.host_window_first = sequence.window_first
+        self.out.update(zip(host_blocks, sequence.block_table[:count] + windows, strict=True))
+        self._tally.swapped_out_blocks += len(host_blocks)
         return True
 
     def allocate(self, count: int) -> list[int] | None:
@@ -62,20 +66,22 @@ class SwapSpace:
         return host_blocks
 
     def bring_back(self, sequence: Sequence, first: int) -> None:
-        """Adds copies from the host for the block table's indices from `first` on.
+        """Adds copies from the host for the block table's indices from `first` on, and for all columns on the host.
 
         Frees the host blocks before them. `first` is at least `num_host_skipped`.
         """
         used = sequence.host_blocks[first - sequence.num_host_skipped :]
         self.back += zip(used, sequence.block_table[first:], strict=False)
+        self.back += zip(sequence.host_windows, sequence.window_blocks, strict=False)
+        used += sequence.host_windows
         self._tally.swapped_in_blocks += len(used)
         self.drop(sequence, used)
 
     def drop(self, sequence: Sequence, in_use: list[int] | tuple[()] = ()) -> None:
         """Frees a sequence's host blocks except those `in_use`: the next plan reads these; `announce` frees them."""
         keep = set(in_use)
-        self.pool.free([block for block in sequence.host_blocks if block not in keep])
-        sequence.host_blocks = []
+        self.pool.free([block for block in sequence.host_blocks + sequence.host_windows if block not in keep])
+        sequence.host_blocks, sequence.host_windows = [], []
         sequence.num_host_tokens = sequence.num_host_skipped = 0
 
     def announce(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:

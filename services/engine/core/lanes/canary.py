@@ -57,12 +57,13 @@ class CanaryLane(Lane):
         # All blocks at once: it must never have to preempt a sequence for its output.
         num_all = sequence.num_prompt_tokens + sequence.rules.max_tokens
         has_room = builder.budget > 0 and residency.states.has_room()
-        blocks = residency.pool.allocate(residency.blocks_for(num_all)) if has_room else None
+        count, windows = residency.blocks_for(num_all), residency.windows
+        blocks = residency.pool.allocate(count * (1 + windows.groups)) if has_room else None
         if blocks is None:
             return
         self._sequence, self.sleeps = None, True
         residency.rows.take(sequence)
-        sequence.block_table = blocks
+        sequence.block_table, sequence.window_blocks = blocks[:count], blocks[count:]
         sequence.first_scheduled_step = builder.step
         builder.canary = sequence
         num_tokens = min(sequence.num_tokens, builder.budget)

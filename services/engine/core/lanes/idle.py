@@ -155,7 +155,7 @@ class IdleSequences(Yielding):
 
     def num_blocks(self) -> int:
         """See `Yielding`. Blocks that ordinary sequences hold too do not count."""
-        held = Counter(block for one in self.running for block in one.block_table)
+        held = Counter(block for one in self.running for block in (*one.block_table, *one.window_blocks))
         return sum(count == self._residency.pool.ref_count(block) for block, count in held.items())
 
     def give_way(self, *, for_a_slot: bool = False) -> bool:

@@ -46,4 +46,4 @@ class LargeHeadLane(Lane):
             tokens += wanted
             num_blocks = self._residency.blocks_for(sequence.num_scheduled_tokens + wanted)
             blocks += max(0, num_blocks - len(sequence.block_table))
-        return tokens, blocks
+        return tokens, blocks * (1 + self._residency.windows.groups)

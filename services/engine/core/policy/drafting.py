@@ -3,24 +3,17 @@
 Used only by `residency`.
 """
 
-from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.sequence import Sequence
 from antiphon.shared.messages import EngineCounters
 
 
-def propose(
-    sequence: Sequence, budget: int, pool: BlockPool, block_size: int, tally: EngineCounters
-) -> tuple[int, ...]:
-    """Returns draft tokens for a sequence with one token to compute, else none.
-
-    Draft tokens use only `budget`, which the other running sequences do not need, and only free blocks.
-    """
+def propose(sequence: Sequence, budget: int, tally: EngineCounters) -> tuple[int, ...]:
+    """Returns at most `budget` draft tokens for a sequence with one token to compute, else none."""
     if sequence.drafter is None or sequence.num_in_flight or sequence.num_unscheduled_tokens != 1:
         return ()
     # The step samples one token in any case, and the sequence must not get more than `max_tokens`.
     most = min(budget, sequence.rules.max_tokens - sequence.num_output_tokens - 1)
-    room = (len(sequence.block_table) + pool.num_free) * block_size - sequence.num_tokens
-    draft_tokens = sequence.drafter.draft(sequence.tokens, min(most, room))
+    draft_tokens = sequence.drafter.draft(sequence.tokens, most)
     tally.drafted_tokens += len(draft_tokens)
     tally.drafts += bool(draft_tokens)
     return draft_tokens
