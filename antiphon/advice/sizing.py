@@ -130,7 +130,7 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
     usable = int(card.memory_bytes * settings.cache.gpu_memory_utilization)
     used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.step_bytes
-    wanted = used + needs.cache_bytes(needs.context)
+    wanted = used + needs.least_cache_bytes
     return Fit(needs, cache, max(wanted - usable, wanted + beside - card.memory_bytes), cache)
 
 
@@ -140,7 +140,7 @@ def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cp
     beside = images.bytes_on("cpu") if images else 0
     needs = replace(predict(settings, model_dir, backend), beside_bytes=beside)
     room = cpu_room(settings, needs)
-    missing = max(needs.main_memory_bytes - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
+    missing = max(needs.main_memory_bytes - free_bytes(), needs.least_cache_bytes - room.asked_bytes)
     return Fit(needs, room.asked_bytes, missing, room.most_bytes)
 
 
@@ -278,7 +278,7 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
     for changes in _attempts(settings, card):
         tried = replace(settings, **changes)
         fit = _tried(tried, directory, card)
-        if fit and not card and fit.cache_bytes < fit.needs.cache_bytes(fit.needs.context) <= fit.most_bytes:
+        if fit and not card and fit.cache_bytes < fit.needs.least_cache_bytes <= fit.most_bytes:
             tried = replace(tried, kv_cache_memory_gb=_cache_gb(tried, fit))
             fit = _tried(tried, directory, card)
         if fit is None or not fit.fits:
@@ -332,7 +332,7 @@ def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str,
 
 def _cache_gb(settings: EngineSettings, fit: Fit) -> float:
     """Returns a `--kv-cache-memory-gb` with which one sequence of the longest context fits."""
-    needed = fit.needs.cache_bytes(fit.needs.context) / settings.cache.gpu_memory_utilization
+    needed = fit.needs.least_cache_bytes / settings.cache.gpu_memory_utilization
     return math.ceil(10 * needed / GIB) / 10
 
 

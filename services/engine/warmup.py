@@ -42,7 +42,8 @@ def warm_up(executor: Executor, limits: CoreLimits) -> int:
 
 def _lengths(limits: CoreLimits, facts: EngineFacts) -> list[int]:
     """Returns the prompt lengths: one as long as a step allows, the others one token. Empty if no prompt fits."""
-    longest = min(facts.max_model_len, facts.num_blocks * facts.block_size) - DECODE_STEPS - 1
+    room = facts.paging.capacity(facts.num_blocks, limits.most_tokens)
+    longest = min(facts.max_model_len, room) - DECODE_STEPS - 1
     if longest < 1:
         return []
     return [min(longest, limits.max_num_batched_tokens), *[1] * (limits.max_num_seqs - 1)]

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from antiphon.services.engine.adapters.delta import slots_bytes
+from antiphon.services.engine.core.paging import Paging
 from antiphon.services.engine.models.config_fields import weight_dtype
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Parameter
@@ -31,7 +32,12 @@ from antiphon.services.engine.worker.capacity.budget import (
     kept_adapter_bytes,
     rows_bytes,
 )
-from antiphon.services.engine.worker.capacity.context import context_length, served_description
+from antiphon.services.engine.worker.capacity.context import (
+    context_length,
+    paging_of,
+    sequence_tokens,
+    served_description,
+)
 from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, padded_heads
 from antiphon.services.engine.worker.capacity.profile import (
@@ -95,14 +101,16 @@ class Needs:
     """Recurrent states of `max_num_seqs` running sequences; their snapshots count in `block_bytes`."""
     context: int
     """Longest context in tokens."""
-    block_size: int
+    paging: Paging
+    step_tokens: int
+    """Tokens of one sequence that a step computes at most."""
     beside_bytes: int = 0
     """What other processes of the model need in the same memory: the weights and the step of its image services."""
 
     @property
     def token_bytes(self) -> float:
-        """Bytes of one token in the KV cache."""
-        return self.block_bytes / self.block_size
+        """Bytes of one token in the KV cache, on average over the longest context."""
+        return self.cache_bytes(self.context) / self.context
 
     @property
     def step_bytes(self) -> int:
@@ -116,8 +124,13 @@ class Needs:
         return held + self.step_bytes + heap_bytes(self.step_bytes)
 
     def cache_bytes(self, context: int) -> int:
-        """Returns the bytes of the KV cache of one sequence of `context` tokens."""
-        return -(-context // self.block_size) * self.block_bytes
+        """Returns the bytes of the KV cache of one running sequence of `context` tokens."""
+        return self.paging.most_blocks(context, 1) * self.block_bytes
+
+    @property
+    def least_cache_bytes(self) -> int:
+        """Bytes of the KV cache with which one sequence of the longest context can be computed."""
+        return self.paging.most_blocks(self.context, self.step_tokens) * self.block_bytes
 
 
 def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> Needs:
@@ -163,7 +176,8 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         rows_bytes=rows_bytes(settings, d, context),
         adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,
-        block_size=settings.cache.block_size,
+        paging=paging_of(settings, d),
+        step_tokens=sequence_tokens(settings, on_cpu=backend != "gpu"),
     )
 
 

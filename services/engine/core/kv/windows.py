@@ -6,7 +6,6 @@ other blocks are, under its block's name and the number of the group. So a cache
 its next token reads are cached too. Used by `residency`, the prefix cache, `reuse`, `swap` and `kv_transfer`.
 """
 
-
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.paging import Paging
 from antiphon.services.engine.core.sequence import Sequence

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from antiphon.services.engine.core.paging import Paging
 from antiphon.services.engine.core.plan import NewSequence, StepPlan
 from antiphon.services.engine.kernels.sampling import GREEDY_BELOW, new_columns, set_row
 from antiphon.services.engine.sampling.grammar import GrammarProcessor
@@ -26,9 +27,9 @@ NOTHING_ALLOWED = "The parameters of this request together allow no token that c
 """Error message if the masks of a sequence forbid all tokens."""
 
 
-def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
+def table_bytes(max_num_seqs: int, max_model_len: int, paging: Paging, vocab_size: int) -> int:
     """Returns the main memory, in bytes, of a `StateTable` in which every row is full and has penalties."""
-    tokens_and_blocks = 4 * (max_model_len + 1 + -(-max_model_len // block_size))
+    tokens_and_blocks = 4 * (max_model_len + 1 + (1 + paging.num_windowed) * paging.blocks_for(max_model_len))
     return max_num_seqs * (tokens_and_blocks + penalty_bytes(vocab_size))
 
 

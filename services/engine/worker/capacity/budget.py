@@ -20,7 +20,7 @@ from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.worker.batch.state_table import table_bytes
-from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.capacity.context import context_length, paging_of, sequence_tokens
 from antiphon.services.engine.worker.capacity.host_cache import plan_host_blocks
 from antiphon.services.engine.worker.capacity.kv_cache import (
     Budget,
@@ -168,8 +168,8 @@ def plan_memory(
     context = context_length(settings, description)
     if on_cpu and settings.scheduler.max_model_len is None:
         states = min(running_state_bytes(description, num_rows), _asked_bytes(settings, ranks.local_size) // 2)
-        longest = _longest_context(settings, description, block_bytes, step, mapped_bytes + states)
-        context = ranks.smallest(min(context, longest // ranks.local_size))
+        longest = _longest_context(settings, description, block_bytes, step, mapped_bytes + states, ranks.local_size)
+        context = ranks.smallest(min(context, longest))
     rows, step_bytes = rows_bytes(settings, description, context), step.at(context)
     needed = rows + step_bytes + heap_bytes(step_bytes) + mapped_bytes
     budget = cpu_budget(settings, needed, ranks.local_size) if on_cpu else cuda_budget(settings, device, step_bytes)
@@ -204,9 +204,14 @@ def plan_memory(
 
 
 def _longest_context(
-    settings: EngineSettings, description: DecoderDescription, block_bytes: int, step: StepBytes, mapped_bytes: int
+    settings: EngineSettings,
+    description: DecoderDescription,
+    block_bytes: int,
+    step: StepBytes,
+    mapped_bytes: int,
+    num_ranks: int,
 ) -> int:
-    """Returns the longest context, in tokens, that the free memory of a CPU allows.
+    """Returns the longest context, in tokens, that the free memory of a CPU allows, of which `num_ranks` have a share.
 
     Each token of context takes memory in the KV cache, in the rows and in a step.
     """
@@ -214,12 +219,14 @@ def _longest_context(
     free = max(0, free_bytes() - mapped_bytes - rows - step.fixed - heap_bytes(step.fixed))
     rows_per_token = rows_bytes(settings, description, settings.cache.block_size) - rows
     per_block = block_bytes + rows_per_token + 2 * settings.cache.block_size * step.per_token
-    return int(free * FREE_SHARE_MAX) // per_block * settings.cache.block_size
+    num_blocks = int(free * FREE_SHARE_MAX) // per_block // num_ranks
+    return paging_of(settings, description).capacity(num_blocks, sequence_tokens(settings, on_cpu=True))
 
 
 def rows_bytes(settings: EngineSettings, description: DecoderDescription, context: int) -> int:
     """Returns the main memory of all rows, in bytes, with contexts of up to `context` tokens."""
-    return table_bytes(settings.scheduler.max_num_seqs, context, settings.cache.block_size, description.vocab_size)
+    paging = paging_of(settings, description)
+    return table_bytes(settings.scheduler.max_num_seqs, context, paging, description.vocab_size)
 
 
 def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kernels.storage import as_moved
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.context import paging_of
 from antiphon.services.engine.worker.capacity.kv_cache import KvCache, KvPlan, bytes_per_block
 from antiphon.services.engine.worker.capacity.memory import free_bytes
 from antiphon.shared.config import EngineSettings
@@ -37,7 +38,7 @@ def plan_host_blocks(
     """
     free = max(0, free_bytes() - promised_bytes)
     block_bytes = bytes_per_block(description, settings.cache.block_size, dtype)
-    useful = settings.scheduler.max_num_seqs * -(-kv.max_model_len // settings.cache.block_size)
+    useful = settings.scheduler.max_num_seqs * paging_of(settings, description).most_blocks(kv.max_model_len, 1)
     if settings.cache.swap_space is None:
         asked = min(DEFAULT_SWAP_GIB * _GIB, free * DEFAULT_FREE_SHARE) / num_ranks
         return min(useful, int(asked) // block_bytes)

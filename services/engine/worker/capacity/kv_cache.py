@@ -3,6 +3,7 @@
     key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
     slabs                                    [num_blocks, block_size, width]
 
+The layers of several groups with block tables of their own (`DecoderDescription.kv_groups`) use the same slabs.
 Layers that are narrower than others share a slab: of each token it has the numbers of one layer after those of the
 other (`DecoderDescription.slabs`). Otherwise each layer's tensor is a slab.
 
@@ -19,7 +20,12 @@ import torch
 from torch import Tensor
 
 from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.capacity.context import (
+    context_length,
+    paging_of,
+    sequence_tokens,
+    useful_blocks,
+)
 from antiphon.services.engine.worker.capacity.memory_advice import measures
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
@@ -72,7 +78,7 @@ class KvCache:
 
 
 def bytes_per_block(description: DecoderDescription, block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of the keys and values of one block in all layers."""
+    """Returns the bytes of the keys and values of one block in all layers of a group (`kv_groups`)."""
     num_slabs = len(description.slabs)
     return num_slabs * description.cache_parts * block_size * description.slab_width * dtype.itemsize
 
@@ -94,10 +100,10 @@ def plan_kv_cache(
     config is shortened with a warning if it does not fit. Raises `ServiceError` if a given context length does not fit,
     or if there is no memory for a given number of blocks.
     """
-    block_size, asked = settings.cache.block_size, settings.scheduler.max_model_len
-    wanted = min(context_length(settings, description), longest)
-    useful = settings.scheduler.max_num_seqs * -(-wanted // block_size)
-    block_bytes = bytes_per_block(description, block_size, dtype) + snapshot_bytes
+    asked, paging = settings.scheduler.max_model_len, paging_of(settings, description)
+    wanted, step = min(context_length(settings, description), longest), sequence_tokens(settings, on_cpu=on_cpu)
+    useful = useful_blocks(settings, paging, wanted, on_cpu=on_cpu)
+    block_bytes = bytes_per_block(description, paging.block_size, dtype) + snapshot_bytes
     num_blocks = settings.cache.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
     if num_blocks > max(1, budget.most_bytes // block_bytes):
         raise ServiceError(
@@ -106,9 +112,9 @@ def plan_kv_cache(
             f"are {budget.most_bytes / _GIB:.2f} GiB for them.",
             param="num_gpu_blocks_override",
         )
-    fitting = num_blocks * block_size
+    fitting = paging.capacity(num_blocks, step)
     if fitting < wanted and (asked is not None or num_blocks < 1):
-        need = -(-wanted // block_size) * block_bytes / _GIB
+        need = paging.most_blocks(wanted, step) * block_bytes / _GIB
         raise ServiceError(
             "invalid_value",
             f"The KV cache has room for {fitting} tokens, less than the context of {wanted} tokens, which needs "

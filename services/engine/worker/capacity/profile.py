@@ -20,13 +20,12 @@ from antiphon.services.engine.core.plan import (
     NewSequence,
     ScheduledSequence,
     StepPlan,
-    default_batched_tokens,
     prompt_logprob_rows,
 )
 from antiphon.services.engine.kernels.paged_attention import TILE_QUERIES
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.worker.batch.sampler import SLICE_BYTES
-from antiphon.services.engine.worker.capacity.context import context_length
+from antiphon.services.engine.worker.capacity.context import batched_tokens, context_length
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.memory import peak_growth
 from antiphon.shared import limits
@@ -61,7 +60,7 @@ class StepBounds:
 def largest_step(settings: EngineSettings, description: DecoderDescription, on_cpu: bool = False) -> StepBounds:
     """Returns the largest step that the scheduler can plan. Raises `ServiceError` for an impossible context length."""
     context, rows = context_length(settings, description), settings.scheduler.max_num_seqs
-    tokens = max(settings.scheduler.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
+    tokens = batched_tokens(settings, on_cpu=on_cpu)
     if not settings.scheduler.enable_chunked_prefill:
         tokens = max(tokens, context)
     drafts = settings.scheduler.use_lookahead or settings.scheduler.use_mtp
