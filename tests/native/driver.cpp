@@ -304,7 +304,7 @@ class Model {
     }
     if (layer != 1 && s.num_experts) load_experts(layer);
     if (s.input_size) load_ending(layer);
-    if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window));
+    if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window, 0));
     if (shape_.rotary_pairs) set_rope(layer);
   }
 
