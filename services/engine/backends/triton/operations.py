@@ -263,19 +263,20 @@ class TritonAttention:
         d, rope, (positions, growth) = self._of_layer[layer], self._ropes[layer], prepared
         place = self._places[layer]
         caches = step.key_caches[place], step.value_caches[place]
+        work: DeviceWork = step.attention[layer]
         norms = self._qk_norms[layer]
         if norms is not None and d.whole_qk_norm:
             _norm_whole(d, qkv, norms)
             norms = None
         rotate_and_store(
-            qkv, positions, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
-            rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated, d.value_norm,
+            qkv, positions, step.slot_mapping if work.slots is None else work.slots, *caches, d.num_heads,
+            self._tables[rope], rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated,
+            d.value_norm,
         )  # fmt: skip
         queries = qkv.unflatten(1, (-1, d.head_dim))[:, : d.num_heads]
         if growth is not None and grows(d.query_growth, rope):
             queries.mul_(growth)
         attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
-        work: DeviceWork = step.attention[layer]
         if work.few is not None:
             attend_few(queries, *caches, attended, work, self._geometries[layer])
         if work.many is not None:

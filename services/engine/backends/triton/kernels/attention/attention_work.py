@@ -95,13 +95,17 @@ class Heads:
         return rows * _USUAL_WIDTH // padded // (2 if self.stored_itemsize < self.itemsize else 1)
 
 
-WorkKinds = Mapping[tuple[int | None, Heads], Sequence[int]]
-"""The layers of each kind, which have sliding window and heads in common and share work lists."""
+WorkKinds = Mapping[tuple[int | None, Heads], Mapping[int, Sequence[int]]]
+"""The layers of each kind, which have sliding window and heads in common and share work lists, by their group
+(`DecoderDescription.kv_groups`).
+"""
 
 
 def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
     """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
-    kinds = defaultdict[tuple[int | None, Heads], list[int]](list)
+    groups = {layer: group for group, layers in enumerate(description.kv_groups) for layer in layers}
+    sources = description.kv_sources or range(description.num_layers)
+    kinds = defaultdict[tuple[int | None, Heads], dict[int, list[int]]](dict)
     for layer, window in enumerate(description.sliding_windows):
         d = description.of_layer(layer)
         heads = Heads(
@@ -112,7 +116,8 @@ def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: 
             latent=d.latent is not None,
             chunked_windows=d.chunked_windows,
         )
-        kinds[window, heads].append(layer)
+        # A layer that borrows keys reads the blocks of its source. One without attention is in no group.
+        kinds[window, heads].setdefault(groups.get(sources[layer], 0), []).append(layer)
     return kinds
 
 
@@ -165,7 +170,10 @@ class ManyWork:  # positional: columns in the order of the kernel's arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
-    """The work lists of a step for layers of one kind. `tables` [rows, blocks] int32: the block tables."""
+    """The work lists of a step for layers of one kind and group. `tables` [rows, blocks] int32: the block tables.
+
+    Tables of layers with a window may have any blocks in place of those that the window has passed.
+    """
 
     tables: Tensor
     window: int | None
@@ -173,6 +181,8 @@ class DeviceWork:
     many: ManyWork | None
     chunked: bool = False
     """Whether windows are chunks, see `kernels/paged_attention`."""
+    slots: Tensor | None = None
+    """[num_tokens] int32, the slots of the step's keys and values; None: `StepInputs.slot_mapping`."""
 
     @property
     def window_kind(self) -> int:
