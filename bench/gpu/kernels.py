@@ -104,7 +104,7 @@ class Attention:
         shape = AttentionShape(block_size=BLOCK_SIZE, bytes_per_slot=1, dtype=torch.float32, device=DEVICE)
         starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
         tables = self.tables.astype(np.int64)
-        batch = plan_attention(starts, self.sequences.seq_lens, tables, self.window, shape)
+        batch = plan_attention(starts, self.sequences.seq_lens, tables[None], self.window, shape)
         keys, values = (cache.float() for cache in self.caches)
         none = keys.new_zeros((len(self.queries), self.kv_heads, keys.shape[-1]))
         scores = Scores(None, self.softcap)

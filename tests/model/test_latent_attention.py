@@ -106,7 +106,7 @@ def test_latents_give_the_same_as_they_are_and_expanded(context: int, monkeypatc
     tables = np.arange(24).reshape(2, 12)
     cache, up = draw(24, block_size, 1, rank + rope), draw(heads, nope + value, rank)
     shape = AttentionShape(block_size=block_size, bytes_per_slot=4 * (rank + rope), dtype=torch.float32, device=CPU)
-    batch = plan_attention(np.array([0, new, new + 1]), lengths, tables, None, shape)
+    batch = plan_attention(np.array([0, new, new + 1]), lengths, tables[None], None, shape)
     queries = draw(new + 1, heads, nope + rope)
     slots = np.concatenate([np.arange(context, context + new), tables[1, 2:3] * block_size + 3])
     rows = cache.flatten(0, 2)[torch.from_numpy(slots)]

@@ -304,7 +304,7 @@ class Model {
     }
     if (layer != 1 && s.num_experts) load_experts(layer);
     if (s.input_size) load_ending(layer);
-    if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window));
+    if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window, 1));
     if (shape_.rotary_pairs) set_rope(layer);
   }
 
@@ -415,9 +415,12 @@ class Step {
       starts_.push_back((int64_t)ids_.size());
       logit_tokens_.push_back((int64_t)ids_.size() - 1);
       rows_.push_back((int64_t)rows_.size());
-      // Blocks interleave and run backwards.
-      for (int64_t b = 0; b < of_each; b++) tables_.push_back((of_each - 1 - b) * kSequences + share.sequence);
     }
+    // Blocks interleave; they run backwards, and forwards in the second group of tables, which layers with a window use.
+    for (const bool backwards : {true, false})
+      for (const Share& share : shares)
+        for (int64_t b = 0; b < of_each; b++)
+          tables_.push_back((backwards ? of_each - 1 - b : b) * kSequences + share.sequence);
     logits_.resize(shares.size() * vocab_), sums_.resize(shares.size() * hidden_);
     best_.resize(shares.size()), best_logit_.resize(shares.size()), log_total_.resize(shares.size());
   }
@@ -426,7 +429,7 @@ class Step {
     antiphon_Step s = {};
     s.num_tokens = (int64_t)ids_.size(), s.num_sequences = (int64_t)shares_.size();
     s.num_logits = s.num_rows = s.num_sequences;
-    s.table_width = (int64_t)tables_.size() / s.num_sequences;
+    s.table_width = (int64_t)tables_.size() / 2 / s.num_sequences;
     s.ids = ids_.data(), s.positions = positions_.data(), s.query_start_loc = starts_.data();
     s.block_tables = tables_.data(), s.logit_tokens = logit_tokens_.data(), s.logit_rows = rows_.data();
     s.logits = logits_.data(), s.best = best_.data(), s.best_logit = best_logit_.data();

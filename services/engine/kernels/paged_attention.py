@@ -82,7 +82,8 @@ PLAIN_SCORES = Scores()
 class DecodeBatch:
     """Sequences with one query each, padded to the number of blocks of the longest.
 
-    `tokens` [n] int64: their indices in the step; None if they are the whole step in order. `blocks` [n * width].
+    `tokens` [n] int64: their indices in the step; None if they are the whole step in order.
+    `blocks` [groups, n * width]: those of each group of block tables.
     `mask` [n, 1, 1, width * block_size], 0 or -inf; with linear biases [n, kv_heads, heads / kv_heads, …].
     """
 
@@ -96,7 +97,8 @@ class DecodeBatch:
 class ChunkTile:
     """Queries [start, end) of the step, with the keys in `blocks`; if None, with keys [key_start, end) of the step.
 
-    `mask` is added to the scores: 0 or -inf, [end - start, num_keys]. With linear biases, which it then includes, it is
+    `blocks` [groups, any]: those of each group of block tables. `mask` is added to the scores: 0 or -inf,
+    [end - start, num_keys]. With linear biases, which it then includes, it is
     [kv_heads, heads / kv_heads, end - start, num_keys]. None: causal attention over the queries' own keys, where
     `key_start` is `start`.
     """
@@ -131,20 +133,22 @@ def paged_attention(
     value_cache: Tensor,
     batch: AttentionBatch,
     scores: Scores = PLAIN_SCORES,
+    group: int = 0,
 ) -> Tensor:
     """Returns the attention output [num_tokens, heads, head_dim]. The step's keys and values must be in the caches.
 
-    If keys and values are the same, the key cache is passed for both.
+    If keys and values are the same, the key cache is passed for both. `group`: the group of block tables that has the
+    caches' blocks.
     """
     if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
-        return _decode(queries, key_cache, value_cache, batch.decodes[0], scores)
+        return _decode(queries, key_cache, value_cache, batch.decodes[0], scores, group)
     attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for decode in batch.decodes:
         assert decode.tokens is not None
-        ours = _decode(queries.index_select(0, decode.tokens), key_cache, value_cache, decode, scores)
+        ours = _decode(queries.index_select(0, decode.tokens), key_cache, value_cache, decode, scores, group)
         attended.index_copy_(0, decode.tokens, ours)
     for tile in batch.tiles:
-        attended[tile.start : tile.end] = _chunk(queries, keys, values, key_cache, value_cache, tile, scores)
+        attended[tile.start : tile.end] = _chunk(queries, keys, values, key_cache, value_cache, tile, scores, group)
     return attended
 
 
@@ -159,7 +163,7 @@ def plan_attention(
     """Returns the attention plan for S sequences.
 
     `query_start_loc` [S + 1]: index in the step of each sequence's first query; `seq_lens` [S]: number of keys of each
-    sequence, including the step's; `block_tables` [S, any]: at least as many block ids as the keys need;
+    sequence, including the step's; `block_tables` [groups, S, any]: at least as many block ids as the keys need;
     `spans`: those of each sequence, None if there are none.
     """
     counts = np.diff(query_start_loc)
@@ -171,7 +175,7 @@ def plan_attention(
             int(query_start_loc[index]),
             int(counts[index]),
             int(seq_lens[index]),
-            block_tables[index],
+            block_tables[:, index],
             window,
             shape,
             () if spans is None else spans[index],
@@ -183,7 +187,7 @@ def plan_attention(
     for group in groups:
         members = decoding if alone else decoding[group]
         tokens = None if alone else _tensor(query_start_loc[members], shape)
-        decodes.append(_decode_batch(tokens, seq_lens[members], block_tables[members], window, shape))
+        decodes.append(_decode_batch(tokens, seq_lens[members], block_tables[:, members], window, shape))
     return AttentionBatch(tuple(decodes), tuple(tiles))
 
 
@@ -216,28 +220,28 @@ def _decode_batch(
     width = int((last_blocks - first_blocks).max()) + 1
     # A sequence is padded with its own last block, so that no other sequence's block is read.
     columns = np.minimum(first_blocks[:, None] + np.arange(width), last_blocks[:, None])
-    blocks = np.take_along_axis(block_tables, columns, axis=1)
+    blocks = np.take_along_axis(block_tables, columns[None], axis=2)
     positions = (first_blocks * shape.block_size)[:, None] + np.arange(width * shape.block_size)
     visible = (positions >= starts[:, None]) & (positions < seq_lens[:, None])
     mask = _mask(visible, shape)[:, None, None, :]
     if shape.alibi_slopes is not None:
         distances = (positions - (seq_lens - 1)[:, None])[:, None, None, :]
         mask = mask + _biases(distances, shape.alibi_slopes[None, :, :, None], shape)
-    return DecodeBatch(tokens, _tensor(blocks.reshape(-1), shape), len(seq_lens), mask)
+    return DecodeBatch(tokens, _tensor(blocks.reshape(len(blocks), -1), shape), len(seq_lens), mask)
 
 
 def _tiles(
     start: int,
     count: int,
     seq_len: int,
-    block_table: Integers,
+    block_tables: Integers,
     window: int | None,
     shape: AttentionShape,
     spans: Spans,
 ) -> Iterator[ChunkTile]:
     """Yields the tiles of one sequence's queries, which are the last `count` of its positions.
 
-    `spans`: those of the sequence.
+    `block_tables` [groups, any] and `spans`: those of the sequence.
     """
     context = seq_len - count
     spans = [span for span in spans if span[0] < seq_len and span[1] > context]
@@ -260,7 +264,7 @@ def _tiles(
         else:
             first_block = oldest // shape.block_size
             key_start = first_block * shape.block_size
-            blocks = _tensor(block_table[first_block : -(-end // shape.block_size)], shape)
+            blocks = _tensor(block_tables[:, first_block : -(-end // shape.block_size)], shape)
         key_positions = np.arange(key_start, end)
         visible = key_positions <= query_positions
         for span in ours:
@@ -280,12 +284,14 @@ def _tiles(
         )
 
 
-def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scores: Scores) -> Tensor:
+def _decode(
+    queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scores: Scores, group: int
+) -> Tensor:
     """Returns the attention output [n, heads, head_dim] for queries [n, heads, head_dim]."""
-    keys = _gather(key_cache, batch.blocks, batch.count, queries.dtype)
+    keys = _gather(key_cache, batch.blocks[group], batch.count, queries.dtype)
     values = keys
     if value_cache is not key_cache:
-        values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
+        values = _gather(value_cache, batch.blocks[group], batch.count, queries.dtype)
     kv_heads, head_dim = key_cache.shape[2:]
     grouped = queries.reshape(batch.count, kv_heads, -1, head_dim)
     sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1)
@@ -300,6 +306,7 @@ def _chunk(
     value_cache: Tensor,
     tile: ChunkTile,
     scores: Scores,
+    group: int,
 ) -> Tensor:
     """Returns the tile's attention output [rows, heads, head_dim].
 
@@ -310,8 +317,8 @@ def _chunk(
         ends = tile.key_start, tile.key_start + tile.num_keys
         keys, values = (rounded(x[ends[0] : ends[1]], key_cache.dtype).transpose(0, 1) for x in (keys, values))
     else:
-        keys = gather_tile(key_cache, tile, queries.dtype)
-        values = keys if value_cache is key_cache else gather_tile(value_cache, tile, queries.dtype)
+        keys = gather_tile(key_cache, tile, queries.dtype, group)
+        values = keys if value_cache is key_cache else gather_tile(value_cache, tile, queries.dtype, group)
     rows, kv_heads = tile.end - tile.start, keys.shape[0]
     grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
@@ -329,10 +336,10 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return as_stored(x, dtype).to(x.dtype)
 
 
-def gather_tile(cache: Tensor, tile: ChunkTile, dtype: torch.dtype) -> Tensor:
+def gather_tile(cache: Tensor, tile: ChunkTile, dtype: torch.dtype, group: int = 0) -> Tensor:
     """Returns the keys or values of a tile that has blocks, [kv_heads, num_keys, head_dim]."""
     assert tile.blocks is not None
-    return _gather(cache, tile.blocks, 1, dtype)[0, :, : tile.num_keys]
+    return _gather(cache, tile.blocks[group], 1, dtype)[0, :, : tile.num_keys]
 
 
 def attend(

@@ -247,9 +247,9 @@ def _step_inputs(d: DecoderDescription, count: int, length: int, caches: Caches 
     another layer has computed; None: the cache is empty.
     """
     blocks = -(-length // _BLOCK_SIZE)
-    tables = np.arange(count * blocks, dtype=np.int64).reshape(count, blocks)
+    tables = np.arange(count * blocks, dtype=np.int64).reshape(1, count, blocks)
     positions = np.arange(length)
-    slots = tables[:, positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE
+    slots = tables[..., positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE
     bytes_per_slot, device = d.kv_size * torch.float32.itemsize, torch.device("cpu")
     shape = AttentionShape(
         block_size=_BLOCK_SIZE,
@@ -269,7 +269,7 @@ def _step_inputs(d: DecoderDescription, count: int, length: int, caches: Caches 
         query_start_loc=starts, sources=np.full(count, -1), starts=every, ends=starts[1:], slots=every[:-1]
     )
     return StepInputs(
-        slot_mapping=torch.from_numpy(slots.reshape(-1)),
+        slot_mapping=torch.from_numpy(slots.reshape(1, -1)),
         attention={window: plan_attention(starts, lengths, tables, window, shape)},
         key_caches=(keys,),
         value_caches=(values,),

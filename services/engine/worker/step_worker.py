@@ -240,6 +240,8 @@ class StepWorker(ABC):
             num_states=num_states,
             max_rows=kv.max_rows,
             has_draft_layer=description.num_draft_layers > 0,
+            num_windowed_groups=len(description.kv_groups) - 1,
+            window=description.freed_window,
             state_pieces=self._state_pieces(spec, num_host_blocks),
             state_interval=state_interval(description, block_size, dtype),
             step_tokens=default_batched_tokens(spec.device.type == "cpu", settings.scheduler.max_num_seqs),
@@ -276,6 +278,7 @@ class StepWorker(ABC):
             spec.eos,
             self._grammars,
             MaskTurns(spec.ranks),
+            num_groups=len(description.kv_groups),
         )
 
     def _drop_state(self) -> None:

@@ -89,7 +89,7 @@ class StepAnswer:
             len(step.seq_lens),
             len(step.logit_tokens),
             len(self.logits),
-            step.block_tables.shape[1],
+            step.block_tables.shape[2],
             len(step.spans),
             self._keeps,
             address(step.ids),

@@ -25,6 +25,7 @@ from antiphon.services.engine.models.description import (
     LatentAttention,
     RopeParameters,
 )
+from antiphon.services.engine.models.layers.attention import cache_groups
 from antiphon.services.engine.models.layers.recurrent import scaled_kernel
 from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequencies
 from antiphon.services.engine.models.layout import Parameter
@@ -118,8 +119,8 @@ class NativeDecoder:
             self.weights_bytes = self.mapped_bytes + reader.read_bytes
         if self._made_plain:
             logger.warning("%s", made_plain(self._made_plain, dtype))
-        for layer in range(description.num_layers):
-            self._set_attention(layer)
+        for layer, group in enumerate(cache_groups(description)):
+            self._set_attention(layer, group)
         if description.layer_kv_heads:
             stride = block_size * padded_heads(description).slab_width
             for layer, (count, width) in enumerate(description.layer_kv_heads):
@@ -317,10 +318,10 @@ class NativeDecoder:
     def _with_one(self, weight: Tensor) -> Tensor:
         return weight + 1.0 if self.description.norm == "rms_plus_one" else weight
 
-    def _set_attention(self, layer: int) -> None:
+    def _set_attention(self, layer: int, group: int) -> None:
         window = self.description.sliding_windows[layer]
         if window is not None:
-            self.model.set_window(layer, window)
+            self.model.set_window(layer, window, group)
         rope = self.description.rope_of(layer)
         if rope is not None:
             self._set_rope(layer, rope)

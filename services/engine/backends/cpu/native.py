@@ -190,7 +190,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "antiphon_set_vector": (c_int, (c_void_p, c_int64, c_char_p, c_void_p, c_int64)),
     "antiphon_set_table": (c_int, (c_void_p, c_int64, c_char_p, c_void_p)),
     "antiphon_set_heads": (c_int, (c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64)),
-    "antiphon_set_window": (c_int, (c_void_p, c_int64, c_int64)),
+    "antiphon_set_window": (c_int, (c_void_p, c_int64, c_int64, c_int64)),
     "antiphon_set_rope": (c_int, (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_float)),
     "antiphon_block_bytes": (c_int64, (c_void_p,)),
     "antiphon_weight_bytes": (c_int64, (c_void_p,)),
@@ -327,9 +327,12 @@ class NativeModel:
         """
         self._library.check("set_heads", self._handle, layer, kv_heads, head_dim, stride, borrows)
 
-    def set_window(self, layer: int, window: int) -> None:
-        """Sets a layer's sliding window: the number of tokens that a query sees, itself included."""
-        self._library.check("set_window", self._handle, layer, window)
+    def set_window(self, layer: int, window: int, group: int) -> None:
+        """Sets a layer's sliding window, and the group of block tables that has the layer's blocks.
+
+        The window is the number of tokens that a query sees, itself included.
+        """
+        self._library.check("set_window", self._handle, layer, window, group)
 
     def set_rope(self, layer: int, address: int, axes: int, pairs: int, interleaved: bool, scale: float) -> None:
         """Sets a layer's rotary frequencies [pairs] float32, and the scale of the cosines and sines.

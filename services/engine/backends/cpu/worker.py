@@ -222,7 +222,7 @@ class CpuWorker(StepWorker):
         self._sizes = AnswerSizes(
             self._facts.vocab_size, self._facts.embedding_size, spec.settings.scheduler.max_num_seqs
         )
-        if self._cache.slabs is not None:
+        if self._description.layer_kv_heads and self._cache.slabs is not None:
             self._decoder.set_slabs(*self._cache.slabs)
         else:
             for place, layer in enumerate(self._description.attention_layers):

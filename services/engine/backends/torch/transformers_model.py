@@ -97,7 +97,7 @@ class _Paged:
             values = F.pad(values, (0, narrower))
         flat = [x[0].transpose(0, 1).contiguous() for x in (queries, keys, values)]
         caches = self._step.key_caches[layer], self._step.value_caches[layer]
-        write_kv(flat[1], flat[2], *caches, self._step.slot_mapping)
+        write_kv(flat[1], flat[2], *caches, self._step.slot_mapping[0])
         scores = Scores(asked.get("scaling"), asked.get("softcap"), asked.get("s_aux"))
         batch = self._step.attention[self._windows[layer]]
         attended = paged_attention(flat[0], flat[1], flat[2], *caches, batch, scores).unsqueeze(0)

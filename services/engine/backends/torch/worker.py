@@ -226,10 +226,12 @@ class TorchWorker(StepWorker):
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         starts, lens, tables = step.query_start_loc, step.seq_lens, step.block_tables
-        causal = None if self._description.mutual_in_windows else step.mutual
+        # Layers without a window are all in the first group.
+        whole = (tables[:1], None if self._description.mutual_in_windows else step.mutual)
+        parts = {window: whole if window is None else (tables, step.mutual) for window in self._windows}
         attention = {
-            window: plan_attention(starts, lens, tables, window, self._shape, causal if window is None else step.mutual)
-            for window in self._windows
+            window: plan_attention(starts, lens, own, window, self._shape, spans)
+            for window, (own, spans) in parts.items()
         }
         slots = self._tensor(step.slot_mapping(self._shape.block_size))
         return StepInputs(

@@ -24,11 +24,12 @@ from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequen
 class StepInputs:
     """The inputs of a step besides its tokens.
 
-    `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: the keys visible to each
-    token, in the form of the attention implementation (the reference: an `AttentionBatch` for each distinct sliding
-    window of the model's layers; Triton's kernels: a `DeviceWork` for each layer). `key_caches`, `value_caches`: one
-    per layer that attends, see `paged_attention`. With latent attention the key caches have the latents, and there are
-    no value caches (`LatentAttention`).
+    `slot_mapping` [groups, num_tokens]: the cache slot of each token's key and value in the layers of each group
+    (`DecoderDescription.kv_groups`). `attention`: the keys visible to each token, in the form of the attention
+    implementation (the reference: an `AttentionBatch` for each distinct sliding window of the model's layers; Triton's
+    kernels: a `DeviceWork` for each layer). `key_caches`, `value_caches`: one per layer that attends, see
+    `paged_attention`. With latent attention the key caches have the latents, and there are no value caches
+    (`LatentAttention`).
     """
 
     slot_mapping: Tensor
@@ -72,6 +73,13 @@ def cache_places(description: DecoderDescription) -> Mapping[int, int]:
     places = places_of(description.attention_layers)
     borrowed = {layer: places[source] for layer, source in enumerate(description.kv_sources) if source in places}
     return {**places, **borrowed}
+
+
+def cache_groups(description: DecoderDescription) -> tuple[int, ...]:
+    """Returns for each layer the group (`DecoderDescription.kv_groups`) whose block tables have its blocks."""
+    groups = {layer: number for number, layers in enumerate(description.kv_groups) for layer in layers}
+    # A layer that borrows keys and values reads the blocks of its source.
+    return tuple(groups.get(source, 0) for source in description.kv_sources or range(description.num_layers))
 
 
 class Rotations:
@@ -136,6 +144,7 @@ class ReferenceAttention:
         self._description, self._qk_norms = description, qk_norms
         self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
         self._places = cache_places(description)
+        self._groups = cache_groups(description)
         self._rotations = Rotations(description, like)
         self._scores = tuple(Scores(description.query_scale, description.attention_softcap, each) for each in sinks)
 
@@ -164,12 +173,12 @@ class ReferenceAttention:
             values = rms_norm(values, None, d.norm_eps)
         if prepared.growth is not None and grows(d.query_growth, rope):
             queries = queries * prepared.growth.to(queries.dtype)
-        place = self._places[layer]
-        caches = step.key_caches[place], step.value_caches[place]
+        place, group = self._places[layer], self._groups[layer]
+        caches, slots = (step.key_caches[place], step.value_caches[place]), step.slot_mapping[group]
         if own_heads:
-            write_kv(keys, values, *caches, step.slot_mapping)
+            write_kv(keys, values, *caches, slots)
         else:
             # The step's own ones, which a prompt without a computed prefix attends to, were written by their layer.
-            keys, values = (cache.flatten(0, 1)[step.slot_mapping].to(queries.dtype) for cache in caches)
+            keys, values = (cache.flatten(0, 1)[slots].to(queries.dtype) for cache in caches)
         batch = step.attention[d.sliding_windows[layer]]
-        return paged_attention(queries, keys, values, *caches, batch, self._scores[layer]).view(-1, d.q_size)
+        return paged_attention(queries, keys, values, *caches, batch, self._scores[layer], group).view(-1, d.q_size)

@@ -71,6 +71,6 @@ class ReferenceLatentAttention:
         normed = rms_norm(latents, weights.norm, shape.norm_eps)
         rows = torch.cat((normed, keys), dim=1)
         cache = step.key_caches[place]
-        as_moved(cache).flatten(0, 2).index_copy_(0, step.slot_mapping, as_moved(as_stored(rows, cache.dtype)))
+        as_moved(cache).flatten(0, 2).index_copy_(0, step.slot_mapping[0], as_moved(as_stored(rows, cache.dtype)))
         batch = step.attention[self._windows[layer]]
         return latent_attention(queries, rows, cache, weights.up, batch, self._scale).flatten(1)

@@ -43,7 +43,10 @@ class VirtualTokens:
 
 
 class FlatStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The arrays of a step, see the module. `block_tables` [S, blocks of the longest sequence] of the S sequences."""
+    """The arrays of a step, see the module.
+
+    `block_tables` [groups, S, blocks of the longest sequence]: those of the S sequences (`StateTable.tables`).
+    """
 
     ids: Integers
     positions: Integers
@@ -71,10 +74,10 @@ class FlatStep(msgspec.Struct, frozen=True, kw_only=True):
     """For each sequence the images whose tokens attend to each other; None: no sequence has any."""
 
     def slot_mapping(self, block_size: int) -> Integers:
-        """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
+        """Returns the KV slots of each token, [groups, num_tokens]: block id * block_size + offset in the block."""
         owner = np.repeat(np.arange(len(self.seq_lens)), np.diff(self.query_start_loc))
         blocks, places = np.divmod(self.positions, block_size)
-        return self.block_tables[owner, blocks] * block_size + places
+        return np.ascontiguousarray(self.block_tables[:, owner, blocks]) * block_size + places
 
 
 def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
@@ -90,7 +93,6 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     assert (seq_lens <= table.num_tokens[rows] + num_draft_tokens).all(), "a plan runs past the known tokens"
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
-    block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     report = report_of(plan, table, query_start_loc[:-1]) if plan.num_prompt_logprobs else None
     logit_tokens = np.repeat(query_start_loc[1:] - samples, samples) + offsets
@@ -102,7 +104,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
-        block_tables=block_tables,
+        block_tables=table.tables_of(rows, -(-int(seq_lens.max()) // block_size)),
         logit_tokens=logit_tokens if report is None else np.concatenate((logit_tokens, report.tokens)),
         rows=np.repeat(rows, samples),
         offsets=offsets,
@@ -134,7 +136,7 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
         positions=positions,
         query_start_loc=table.counting[: count + 1],
         seq_lens=seq_lens,
-        block_tables=table.block_tables[rows, : max(starts) // block_size + 1].astype(np.int64),
+        block_tables=table.tables_of(rows, max(starts) // block_size + 1),
         logit_tokens=table.counting[:count],
         rows=rows,
         offsets=table.zeros[:count],

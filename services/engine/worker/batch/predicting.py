@@ -111,7 +111,7 @@ def _first_pass(
         positions=positions,
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
-        block_tables=_block_tables(owners, seq_lens, table, block_size),
+        block_tables=table.tables_of(owners, -(-int(seq_lens.max()) // block_size)),
         logit_tokens=logit_tokens,
         rows=rows.rows,
         offsets=np.zeros(len(rows.rows), dtype=np.int64),
@@ -140,13 +140,9 @@ def _further_pass(
         positions=positions,
         query_start_loc=np.arange(count + 1),
         seq_lens=positions + 1,
-        block_tables=_block_tables(owners, positions + 1, table, block_size),
+        block_tables=table.tables_of(owners, int(positions.max()) // block_size + 1),
         logit_tokens=np.arange(count),
         rows=owners,
         offsets=np.zeros(count, dtype=np.int64),
         spatial=spatial,
     )
-
-
-def _block_tables(rows: Integers, seq_lens: Integers, table: StateTable, block_size: int) -> Integers:
-    return table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)

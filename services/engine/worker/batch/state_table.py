@@ -130,6 +130,10 @@ class StateTable:
         found = np.flatnonzero(ids >= self.vocab_size) if self._prefixed else None
         return found if found is not None and len(found) else None
 
+    def tables_of(self, rows: Rows, num_blocks: int) -> NDArray[np.int64]:
+        """Returns the first `num_blocks` columns of the rows' block tables, [groups, len(rows), num_blocks]."""
+        return self.tables[:, rows, :num_blocks].astype(np.int64, "C")
+
     def needs_choice(self, rows: Rows) -> bool:
         """Whether any of the rows needs more than the most likely token and its log probability.
 

@@ -55,7 +55,7 @@ class Case:
             torch.cat([x[-count:] for x, count in zip(xs, self.counts.tolist(), strict=True)])
             for xs in (self.keys, self.values)
         )
-        batch = plan_attention(self.starts, self.seq_lens, self.tables, window, shape, spans)
+        batch = plan_attention(self.starts, self.seq_lens, self.tables[None], window, shape, spans)
         return paged_attention(self.queries, keys, values, caches[0], caches[1], batch)
 
     def expected(
@@ -136,7 +136,7 @@ def test_tokens_of_a_span_see_those_behind_them_up_to_its_end(
 def test_sequences_of_different_length_are_decoded_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "PADDING_SLOTS_MAX", 8)
     case = Case([(3, 1), (60, 1), (5, 1), (58, 1), (30, 1)])
-    batch = plan_attention(case.starts, case.seq_lens, case.tables, None, SHAPE)
+    batch = plan_attention(case.starts, case.seq_lens, case.tables[None], None, SHAPE)
     assert [decode.count for decode in batch.decodes] == [2, 1, 2]
     torch.testing.assert_close(case.run(None), case.expected(None), rtol=1e-5, atol=1e-5)
 
@@ -144,11 +144,11 @@ def test_sequences_of_different_length_are_decoded_in_several_batches(monkeypatc
 def test_gathered_keys_of_a_batch_are_bounded() -> None:
     heavy = replace(SHAPE, bytes_per_slot=kernel.GATHER_BYTES_MAX // 100)
     case = Case([(39, 1)] * 5)
-    batch = plan_attention(case.starts, case.seq_lens, case.tables, None, heavy)
+    batch = plan_attention(case.starts, case.seq_lens, case.tables[None], None, heavy)
     assert [decode.count for decode in batch.decodes] == [2, 2, 1]
 
 
 def test_a_windowed_decode_reads_only_the_blocks_of_its_window() -> None:
     case = Case([(60, 1)])
-    batch = plan_attention(case.starts, case.seq_lens, case.tables, 6, SHAPE)
-    assert batch.decodes[0].blocks.tolist() == case.tables[0, -3:].tolist()
+    batch = plan_attention(case.starts, case.seq_lens, case.tables[None], 6, SHAPE)
+    assert batch.decodes[0].blocks.tolist() == [case.tables[0, -3:].tolist()]

@@ -61,7 +61,13 @@ def test_any_scores_are_those_of_dense_attention(
         write_kv(keys[row], values[row], caches[0], caches[1], row * width * BLOCK_SIZE + torch.arange(len(keys[row])))
     new = [torch.cat([x[-n:] for x, n in zip(xs, counts.tolist(), strict=True)]) for xs in (keys, values)]
     given = paged_attention(
-        queries, new[0], new[1], caches[0], caches[1], plan_attention(starts, seq_lens, tables, window, shape), scores
+        queries,
+        new[0],
+        new[1],
+        caches[0],
+        caches[1],
+        plan_attention(starts, seq_lens, tables[None], window, shape),
+        scores,
     )
     parts = queries.split(counts.tolist())
     expected = [dense(q, k, v, window, scores, biased) for q, k, v in zip(parts, keys, values, strict=True)]

@@ -40,10 +40,10 @@ def test_a_plan_of_chunks_and_decodes_becomes_flat_arrays() -> None:
     step = flatten(plan, table, BLOCK_SIZE)
     assert step.ids.tolist() == [14, 15, 22, 30, 31, 32, 33, 34, 35]
     assert step.positions.tolist() == [4, 5, 2, 0, 1, 2, 3, 4, 5]
-    assert step.slot_mapping(BLOCK_SIZE).tolist() == [12, 13, 22, 4, 5, 6, 7, 8, 9]
+    assert step.slot_mapping(BLOCK_SIZE).tolist() == [[12, 13, 22, 4, 5, 6, 7, 8, 9]]
     assert step.query_start_loc.tolist() == [0, 2, 3, 9]
     assert step.seq_lens.tolist() == [6, 3, 6]
-    assert step.block_tables[:, :2].tolist() == [[7, 3], [5, 0], [1, 2]]
+    assert step.block_tables[:, :, :2].tolist() == [[[7, 3], [5, 0], [1, 2]]]
     assert step.logit_tokens.tolist() == [1, 2]
     assert step.rows.tolist() == [2, 0]
 
@@ -59,7 +59,7 @@ def test_a_sampled_token_is_the_next_steps_input_in_a_new_block() -> None:
     )
     table.apply(plan)
     step = flatten(plan, table, BLOCK_SIZE)
-    assert (step.ids.tolist(), step.positions.tolist(), step.slot_mapping(BLOCK_SIZE).tolist()) == ([44], [4], [32])
+    assert (step.ids.tolist(), step.positions.tolist(), step.slot_mapping(BLOCK_SIZE).tolist()) == ([44], [4], [[32]])
 
 
 def test_a_row_that_is_taken_again_keeps_nothing_of_its_last_sequence() -> None:

@@ -92,8 +92,8 @@ int antiphon_set_heads(antiphon_Model* model, int64_t layer, int64_t kv_heads, i
   return guarded([&] { of(model).set_heads(layer, kv_heads, head_dim, stride, borrows != 0); });
 }
 
-int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window) {
-  return guarded([&] { of(model).set_window(layer, window); });
+int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window, int64_t group) {
+  return guarded([&] { of(model).set_window(layer, window, group); });
 }
 
 int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, const int64_t* axes,

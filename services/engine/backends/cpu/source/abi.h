@@ -72,7 +72,7 @@ struct antiphon_Step {
   const int64_t* positions;
   const int64_t* spatial;          // [3][num_tokens] positions in time, row and column; null: all are `positions`
   const int64_t* query_start_loc;  // [num_sequences + 1]
-  const int64_t* block_tables;     // [num_sequences][table_width]
+  const int64_t* block_tables;     // [groups][num_sequences][table_width], see antiphon_set_window
   const int64_t* logit_tokens;     // [num_logits] tokens of the step after which a token is sampled
   const int64_t* logit_rows;       // [num_logits] row of `logits` to write; -1: only `best` to `log_total` are wanted
   float* logits;                   // [num_rows][vocab_size]
@@ -155,7 +155,8 @@ int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, c
 // layer that borrows reads the cache of an earlier layer, and its "qkv" has queries only.
 int antiphon_set_heads(antiphon_Model* model, int64_t layer, int64_t kv_heads, int64_t head_dim, int64_t stride,
                        int64_t borrows);
-int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
+// Sets a layer's window, and the group of block tables that has its blocks; without this call it is the first.
+int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window, int64_t group);
 // `axes` [pairs]: the position by which each frequency turns, where tokens have three; null: it is the same.
 int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, const int64_t* axes,
                       int64_t pairs, int64_t interleaved, float scale);

@@ -45,7 +45,10 @@ struct AttentionInput {
 // The tokens of one sequence in a step: tokens [first, first + count) of the step, at positions from `start` on.
 struct Span {
   long first, count, start;
-  const int64_t* blocks;
+  const int64_t* table;  // the sequence's block table in the first group of tables
+  long stride;           // from a group's table to that of the next group
+
+  const int64_t* blocks(const Cache& cache) const { return table + cache.tables * stride; }
 };
 
 constexpr float kNever = -2e30f, kLowest = -1e30f;  // score of an unseen key; maximum before the first key
@@ -84,7 +87,7 @@ inline long tokens_of(long key, long last) { return last < key + kPanel ? kPanel
 template <class T>
 Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, long key, long last) {
   const CacheShape& shape = in.shape;
-  const long offset = shape.offset(span.blocks, head, key);
+  const long offset = shape.offset(span.blocks(in.cache), head, key);
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
   // Each call of `ask` prefetches as many lines as are read between two calls.
   const long size = shape.size, lines = kTermsMultiple / kUnitAsks * kPanel * size / 64;
@@ -192,7 +195,7 @@ class Attention {
   void one_unit(long key, Ahead ahead) {
     const long width = in_.shape.width, last = newest();
     const long tokens = tokens_of(key, last);
-    u_.unit.take(in_.shape, in_.cache, span_.blocks, head_, key, last, tokens);
+    u_.unit.take(in_.shape, in_.cache, span_.blocks(in_.cache), head_, key, last, tokens);
     for (long p = 0; p < tokens / kPanel; p++)
       Block<T>::template multiply<Stays::panel, Halves::beside>(
           rows_, t_.queries, stride_, u_.unit.keys + p * kPanel * width, width, u_.scores[p], false, ahead);

@@ -26,6 +26,7 @@ enum class Stored : int64_t { model, e4m3, e5m2 };
 struct Cache {
   void* keys = nullptr;
   void* values = nullptr;
+  long tables = 0;  // the group of block tables that has its blocks
 };
 
 struct CacheShape {

@@ -243,9 +243,9 @@ class Decoder {
     spans_.clear();
     span_of_.resize(tokens_);
     for (long s = 0; s < step.num_sequences; s++) {
-      const long first = step.query_start_loc[s], end = step.query_start_loc[s + 1];
-      spans_.push_back({first, end - first, step.positions[first], step.block_tables + s * step.table_width});
-      for (long t = first; t < end; t++) span_of_[t] = s;
+      const long first = step.query_start_loc[s], count = step.query_start_loc[s + 1] - first, width = step.table_width;
+      spans_.push_back({first, count, step.positions[first], step.block_tables + s * width, step.num_sequences * width});
+      for (long t = first; t < first + count; t++) span_of_[t] = s;
     }
     all_alone_ = std::all_of(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
     for (TileList& list : lists_) list.list(spans_, tokens_, asked_tokens_, asked_.count == tokens_);

@@ -36,7 +36,7 @@ struct Heads {
   void split(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& heads) const {
     turn_all(layer, t, kv_head, heads);
     if (layer.borrows) return;
-    const long block = block_of(span, t), place = position(span, t) % shape.block_size;
+    const long block = block_of(layer, span, t), place = position(span, t) % shape.block_size;
     with_stored<T>(shape, [&](auto type) {
       typedef decltype(type) S;
       write_key<T>(shape, (S*)layer.cache.keys, block, kv_head, place, heads.key);
@@ -55,7 +55,7 @@ struct Heads {
                       long stride) const {
     for (long i = 0; i < kTokensTogether; i++)
       turn_all(layer, t + i, kv_head, {first.queries + i * stride, first.key + i * stride, first.value + i * stride});
-    const long block = block_of(span, t), place = position(span, t) % shape.block_size;
+    const long block = block_of(layer, span, t), place = position(span, t) % shape.block_size;
     with_stored<T>(shape, [&](auto type) {
       typedef decltype(type) S;
       write_keys(shape, (S*)layer.cache.keys, block, kv_head, place, {first.key, stride}, T{});
@@ -65,7 +65,7 @@ struct Heads {
 
   // Writes a row of latents, [head_dim], to the cache.
   void keep_row(const Layer<T>& layer, const Span& span, long t, const float* row) const {
-    const long block = block_of(span, t), place = position(span, t) % shape.block_size;
+    const long block = block_of(layer, span, t), place = position(span, t) % shape.block_size;
     with_stored<T>(shape, [&](auto type) {
       typedef decltype(type) S;
       write_key<T>(shape, (S*)layer.cache.keys, block, 0, place, row);
@@ -91,7 +91,9 @@ struct Heads {
 
  private:
   static long position(const Span& span, long t) { return span.start + t - span.first; }
-  long block_of(const Span& span, long t) const { return span.blocks[position(span, t) / shape.block_size]; }
+  long block_of(const Layer<T>& layer, const Span& span, long t) const {
+    return span.blocks(layer.cache)[position(span, t) / shape.block_size];
+  }
 
   void turn_all(const Layer<T>& layer, long t, long kv_head, const TokenHeads& heads) const {
     for (long g = 0; g < group(); g++) {

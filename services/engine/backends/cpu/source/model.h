@@ -21,7 +21,7 @@ class Model {
   virtual void set_vector(int64_t layer, const char* name, const float* values, int64_t count) = 0;
   virtual void set_table(int64_t layer, const char* name, const void* table) = 0;
   virtual void set_heads(int64_t layer, int64_t kv_heads, int64_t head_dim, int64_t stride, bool borrows) = 0;
-  virtual void set_window(int64_t layer, int64_t window) = 0;
+  virtual void set_window(int64_t layer, int64_t window, int64_t group) = 0;
   virtual void set_rope(int64_t layer, const float* frequencies, const int64_t* axes, int64_t pairs, bool interleaved,
                         float scale) = 0;
   virtual int64_t block_bytes() const = 0;

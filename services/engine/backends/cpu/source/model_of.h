@@ -93,7 +93,9 @@ class ModelOf final : public Model {
     at(layer).borrows = borrows;
   }
 
-  void set_window(int64_t layer, int64_t window) override { at(layer).window = window; }
+  void set_window(int64_t layer, int64_t window, int64_t group) override {
+    at(layer).window = window, at(layer).cache.tables = group;
+  }
 
   void set_rope(int64_t layer, const float* frequencies, const int64_t* axes, int64_t pairs, bool interleaved,
                 float scale) override {

@@ -68,7 +68,7 @@ class SingleRow {
 
   void one_unit(long key) {
     const long tokens = tokens_of(key, last_);
-    unit_.take(in_.shape, in_.cache, span_.blocks, head_, key, last_, tokens);
+    unit_.take(in_.shape, in_.cache, span_.blocks(in_.cache), head_, key, last_, tokens);
     Along ahead = what_follows(key, tokens);
     Vec scores[kUnit / kLanes] = {};
     score(tokens, scores, ahead);
@@ -112,7 +112,7 @@ class SingleRow {
 
   void add_next(Along& ahead, const Span& span, long head, long key) const {
     const CacheShape& shape = in_.shape;
-    const long offset = shape.offset(span.blocks, head, key);
+    const long offset = shape.offset(span.blocks(in_.cache), head, key);
     const Bf16* keys = (const Bf16*)in_.cache.keys + offset;
     if (shape.holds_units()) return add_keys(ahead, keys, tokens_of(key, span.start + span.count - 1), lead());
     for (const Bf16* first : {keys, (const Bf16*)in_.cache.values + offset})

@@ -135,7 +135,7 @@ class Case:
         )
         tables = np.where(self.tables == 2**30, 0, self.tables)[sequences.rows].astype(np.int64)
         starts = np.concatenate((sequences.query_starts, [len(self.queries)]))
-        batch = plan_attention(starts, sequences.seq_lens, tables, heads.window, shape)
+        batch = plan_attention(starts, sequences.seq_lens, tables[None], heads.window, shape)
         keys, values = (cache.to(torch.float32) for cache in self.caches)
         # The step's own keys and values, which the reference reads for prompts without a prefix.
         places = [
