@@ -31,7 +31,7 @@ from antiphon.services.engine.backends.triton.kernels.recurrent.moves import (
     put_moves,
 )
 from antiphon.services.engine.backends.triton.kernels.step_inputs import scatter_words
-from antiphon.services.engine.backends.triton.staging import Staging
+from antiphon.services.engine.backends.triton.staging import Staging, aligned
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, splits_of
@@ -69,9 +69,8 @@ class HostStep:
 class DeviceStep:
     """The arrays of a step on the device. `logit_tokens` is None if every token samples.
 
-    `slots`: those of the first group of layers; the work lists of layers in other groups have their own. `attention`:
-    the work lists of each layer. `reported_ids`: the prompt tokens whose log probabilities are reported; None if there
-    are none.
+    `attention`: the work lists of each layer. `reported_ids`: the prompt tokens whose log probabilities are reported;
+    None if there are none.
     """
 
     ids: Tensor
@@ -172,18 +171,19 @@ def place(
 
     ids, sources = staging.put(padded(step.ids, 0)), staging.put(padded(step.sources, -1))
     positions = staging.put(padded(step.positions, 0))
-    slots, group_tables = [staging.put(padded(each, -1)) for each in step.slots], tables.unbind()
+    slots = np.full((len(step.slots), aligned(count)), -1)
+    slots[:, : len(step.ids)] = step.slots
+    placed_slots = staging.put(slots.ravel()).view(slots.shape)[:, :count]
     adapters, max_tiles = None, 0 if graph is None else graph.max_tiles
     if step.token_slots is not None or max_tiles:
         row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
         adapters = put_tiles(row_slots, staging.put, max_tiles)
-    attention = dict[int, DeviceWork]()
+    attention, group_tables = dict[int, DeviceWork](), tables.unbind()
     for (window, heads), groups in kinds.items():
         capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
         work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, capacity)
         for group, layers in groups.items():
-            own = replace(work, tables=group_tables[group], slots=slots[group]) if group else work
-            attention |= dict.fromkeys(layers, own)
+            attention |= dict.fromkeys(layers, replace(work, tables=group_tables[group]))
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
     states = (
@@ -194,7 +194,7 @@ def place(
         ids=ids,
         sources=sources,
         positions=positions,
-        slots=slots[0],
+        slots=placed_slots,
         attention=attention,
         logit_tokens=logit_tokens,
         reported_ids=reported_ids,

@@ -47,7 +47,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
 from antiphon.services.engine.backends.triton.operations import TritonOperations
 from antiphon.services.engine.backends.triton.results import HostCopies, Sums, UnderWay
-from antiphon.services.engine.backends.triton.staging import Staging, sent
+from antiphon.services.engine.backends.triton.staging import Staging, aligned, sent
 from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
@@ -236,8 +236,7 @@ class TritonWorker:
             *sizes, len(self._kinds), block_size, num_slots, has_states=has_states, num_groups=len(d.kv_groups)
         )
         self._staging = Staging(self._device, room)
-        # The tables of each group begin at a multiple of 16 bytes, so that one variant of a kernel reads all of them.
-        shape = len(d.kv_groups), bounds.num_rows, -(-bounds.context // (4 * block_size)) * 4
+        shape = len(d.kv_groups), bounds.num_rows, aligned(-(-bounds.context // block_size))
         self._tables = torch.zeros(shape, dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.

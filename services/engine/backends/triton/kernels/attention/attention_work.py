@@ -23,6 +23,7 @@ from torch import Tensor
 from antiphon.services.engine.kernels.paged_attention import first_keys
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, split_tokens, splits_of
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import cache_groups
 
 FEW_QUERIES: Final = 9
 """Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
@@ -103,8 +104,7 @@ WorkKinds = Mapping[tuple[int | None, Heads], Mapping[int, Sequence[int]]]
 
 def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
     """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
-    groups = {layer: group for group, layers in enumerate(description.kv_groups) for layer in layers}
-    sources = description.kv_sources or range(description.num_layers)
+    groups = cache_groups(description)
     kinds = defaultdict[tuple[int | None, Heads], dict[int, list[int]]](dict)
     for layer, window in enumerate(description.sliding_windows):
         d = description.of_layer(layer)
@@ -116,8 +116,7 @@ def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: 
             latent=d.latent is not None,
             chunked_windows=d.chunked_windows,
         )
-        # A layer that borrows keys reads the blocks of its source. One without attention is in no group.
-        kinds[window, heads].setdefault(groups.get(sources[layer], 0), []).append(layer)
+        kinds[window, heads].setdefault(groups[layer], []).append(layer)
     return kinds
 
 
@@ -181,8 +180,6 @@ class DeviceWork:
     many: ManyWork | None
     chunked: bool = False
     """Whether windows are chunks, see `kernels/paged_attention`."""
-    slots: Tensor | None = None
-    """[num_tokens] int32, the slots of the step's keys and values; None: `StepInputs.slot_mapping`."""
 
     @property
     def window_kind(self) -> int:
