@@ -47,7 +47,7 @@ def test_triton_computes_them_in_chunks_mixed_batches_and_after_a_prefix_hit(var
 
 def test_triton_makes_work_lists_for_each_window_and_heads(models: Models) -> None:
     kinds = work_kinds(describe_model(models("gemma4 with layers that share keys")), 4, 4)
-    assert list(kinds.values()) == [[0, 1, 2, 4, 5, 6], [3, 7]]
+    assert list(kinds.values()) == [{0: [0, 1, 2, 4, 5, 6]}, {0: [3, 7]}]
     assert [(window, heads.group, heads.head_dim) for window, heads in kinds] == [(20, 4, 16), (None, 4, 32)]
 
 

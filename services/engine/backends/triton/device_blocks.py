@@ -2,7 +2,7 @@
 
     cache   [parts, num_blocks, block bytes]; the l-th layer that attends has its keys in part 2 l, its values in part
             2 l + 1. With latent attention a layer has one part, its rows of latents. Layers with heads of their own
-            may share parts (`DecoderDescription.slabs`)
+            may share parts (`DecoderDescription.slabs`), as do the l-th layers of all groups (`kv_groups`)
     host    [num_host_blocks, parts, block bytes]; the data of a block in all layers is contiguous
 
 Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many

@@ -3,14 +3,15 @@
     ids, positions [num_tokens]   the step's tokens and their positions in their sequences
     sources [num_tokens]          row whose last sampled token, kept on the device, replaces the id, because the host
                                   does not know the token yet; -1: the id from the host is right
-    slots [num_tokens]            KV slot of each token, -1 for the padding of a captured graph
+    slots [groups, num_tokens]    KV slot of each token in each group of layers (`DecoderDescription.kv_groups`), -1 for
+                                  the padding of a captured graph
     logit_tokens, rows, offsets   as in `inputs`, with the tokens of `report` after the sampled ones
 
 Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +31,7 @@ from antiphon.services.engine.backends.triton.kernels.recurrent.moves import (
     put_moves,
 )
 from antiphon.services.engine.backends.triton.kernels.step_inputs import scatter_words
-from antiphon.services.engine.backends.triton.staging import Staging
+from antiphon.services.engine.backends.triton.staging import Staging, aligned
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, splits_of
@@ -114,7 +115,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(len(owner)) + (starts - query_starts)[owner]
     owners = rows[owner]
-    blocks = table.block_tables[owners, positions // block_size].astype(np.int64)
+    blocks = table.tables[:, owners, positions // block_size].astype(np.int64)
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     known = positions < num_known[owners]
     report = report_of(plan, table, query_starts) if plan.num_prompt_logprobs else None
@@ -135,14 +136,14 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     )
 
 
-def empty_step(has_states: bool) -> HostStep:
+def empty_step(has_states: bool, num_groups: int) -> HostStep:
     """Returns a step without sequences, for the capture of graphs. `has_states`: of a model with recurrent states."""
     none = np.zeros(0, dtype=np.int64)
     return HostStep(
         ids=none,
         sources=none,
         positions=none,
-        slots=none,
+        slots=np.zeros((num_groups, 0), dtype=np.int64),
         sequences=Sequences(none, none, none, none),
         logit_tokens=none,
         rows=none,
@@ -158,7 +159,10 @@ def place(
     staging: Staging,
     graph: GraphSize | None = None,
 ) -> DeviceStep:
-    """Puts a step's arrays into the staging buffer, padded to the size of the graph that will run it, if any."""
+    """Puts a step's arrays into the staging buffer, padded to the size of the graph that will run it, if any.
+
+    `tables`: see `send`.
+    """
     count = len(step.ids) if graph is None else graph.num_seqs
     missing = count - len(step.ids)
 
@@ -166,16 +170,20 @@ def place(
         return np.concatenate((values, np.full(missing, filling))) if missing else values
 
     ids, sources = staging.put(padded(step.ids, 0)), staging.put(padded(step.sources, -1))
-    positions, slots = staging.put(padded(step.positions, 0)), staging.put(padded(step.slots, -1))
+    positions = staging.put(padded(step.positions, 0))
+    slots = np.full((len(step.slots), aligned(count)), -1)
+    slots[:, : len(step.ids)] = step.slots
+    placed_slots = staging.put(slots.ravel()).view(slots.shape)[:, :count]
     adapters, max_tiles = None, 0 if graph is None else graph.max_tiles
     if step.token_slots is not None or max_tiles:
         row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
         adapters = put_tiles(row_slots, staging.put, max_tiles)
-    attention = dict[int, DeviceWork]()
-    for (window, heads), layers in kinds.items():
+    attention, group_tables = dict[int, DeviceWork](), tables.unbind()
+    for (window, heads), groups in kinds.items():
         capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
-        work = plan_work(step.sequences, tables, window, heads, staging.put, capacity)
-        attention |= dict.fromkeys(layers, work)
+        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, capacity)
+        for group, layers in groups.items():
+            attention |= dict.fromkeys(layers, replace(work, tables=group_tables[group]))
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
     states = (
@@ -186,7 +194,7 @@ def place(
         ids=ids,
         sources=sources,
         positions=positions,
-        slots=slots,
+        slots=placed_slots,
         attention=attention,
         logit_tokens=logit_tokens,
         reported_ids=reported_ids,
@@ -198,17 +206,22 @@ def place(
 def send(plan: StepPlan, table: StateTable, tables: Tensor, staging: Staging) -> None:
     """Copies the staged arrays of a step to the device, and writes a plan's new block ids into the tables there.
 
-    `tables` [rows, blocks]: the block table of each row, on the device.
+    `tables` [groups, rows, blocks]: the block table of each row in each group of layers, on the device.
     """
-    width, places, words = tables.shape[1], list[int](), list[int]()
+    (num_groups, rows, width), places, words = tables.shape, list[int](), list[int]()
+
+    def write(row: int, num_blocks: int, block_ids: tuple[int, ...], window_ids: tuple[int, ...]) -> None:
+        further = (window_ids[first :: num_groups - 1] for first in range(num_groups - 1))
+        for group, ids in enumerate((block_ids, *further)):
+            end = (group * rows + row) * width + num_blocks
+            places.extend(range(end - len(ids), end))
+            words.extend(ids)
+
     for sequence in plan.new:
-        places += range(sequence.row * width, sequence.row * width + len(sequence.block_ids))
-        words += sequence.block_ids
+        write(sequence.row, len(sequence.block_ids), sequence.block_ids, sequence.window_ids)
     for share in plan.scheduled:
         if share.new_block_ids:
-            end = share.row * width + int(table.num_blocks[share.row])
-            places += range(end - len(share.new_block_ids), end)
-            words += share.new_block_ids
+            write(share.row, int(table.num_blocks[share.row]), share.new_block_ids, share.new_window_ids)
     if not places:
         staging.upload()
         return
@@ -226,14 +239,16 @@ def staging_bytes(
     num_slots: int = 0,
     *,
     has_states: bool = False,
+    num_groups: int = 1,
 ) -> int:
     """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
 
     `num_kinds`: number of kinds of layers. `num_slots`: number of adapter slots. `has_states`: whether the model has
-    recurrent states.
+    recurrent states. `num_groups`: number of groups of layers.
     """
     items = max_num_seqs * int(splits_of(np.array([max_model_len]), SPLIT_TOKENS)[0])
     words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
     words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
     words += moves_words(max_tokens, max_num_seqs) if has_states else 0
-    return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64
+    words += (num_groups - 1) * max_tokens
+    return 4 * (words + num_groups * (4 * max_num_seqs + max_tokens // block_size)) + 64 * 64

@@ -50,6 +50,7 @@ from antiphon.services.engine.models.description import (
 from antiphon.services.engine.models.layers.attention import (
     Attention,
     StepInputs,
+    cache_groups,
     cache_places,
     grows,
     growth_of,
@@ -236,7 +237,7 @@ class TritonAttention:
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
         self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
-        self._places = cache_places(description)
+        self._places, self._groups = cache_places(description), cache_groups(description)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         slopes = None
@@ -268,7 +269,7 @@ class TritonAttention:
             _norm_whole(d, qkv, norms)
             norms = None
         rotate_and_store(
-            qkv, positions, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
+            qkv, positions, step.slot_mapping[self._groups[layer]], *caches, d.num_heads, self._tables[rope],
             rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated, d.value_norm,
         )  # fmt: skip
         queries = qkv.unflatten(1, (-1, d.head_dim))[:, : d.num_heads]
@@ -328,7 +329,7 @@ class TritonLatentAttention:
         queries = first.unflatten(1, (self._num_heads, shape.query_dim))
         absorbed = qkv.new_empty((len(qkv), self._num_heads, shape.row_size))
         store_latents(
-            qkv, queries, absorbed, positions, step.slot_mapping, cache, self._tables[rope],
+            qkv, queries, absorbed, positions, step.slot_mapping[0], cache, self._tables[rope],
             rope is not None and rope.interleaved, weights.norm, shape.norm_eps,
         )  # fmt: skip
         _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])

@@ -77,6 +77,14 @@ class Staging:
         return sent(torch.from_numpy(values.astype(np.int32)), self._device)
 
 
+def aligned(num_words: int) -> int:
+    """Returns how many 32-bit words an array of so many takes if another one follows it at an aligned address.
+
+    A kernel has one variant for aligned arrays, and further ones for others.
+    """
+    return -(-4 * num_words // _ALIGNED_BYTES) * _ALIGNED_BYTES // 4
+
+
 def sent(values: Tensor, device: torch.device) -> Tensor:
     """Starts an asynchronous copy to the device and returns the device tensor.
 

@@ -47,7 +47,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
 from antiphon.services.engine.backends.triton.operations import TritonOperations
 from antiphon.services.engine.backends.triton.results import HostCopies, Sums, UnderWay
-from antiphon.services.engine.backends.triton.staging import Staging, sent
+from antiphon.services.engine.backends.triton.staging import Staging, aligned, sent
 from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
@@ -232,10 +232,12 @@ class TritonWorker:
         num_slots = 0 if self._slots is None else settings.adapters.max_loras or 0
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
         has_states = d.recurrent is not None
-        room = staging_bytes(*sizes, len(self._kinds), block_size, num_slots, has_states=has_states)
+        room = staging_bytes(
+            *sizes, len(self._kinds), block_size, num_slots, has_states=has_states, num_groups=len(d.kv_groups)
+        )
         self._staging = Staging(self._device, room)
-        width = -(-bounds.context // block_size)
-        self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
+        shape = len(d.kv_groups), bounds.num_rows, aligned(-(-bounds.context // block_size))
+        self._tables = torch.zeros(shape, dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.
         captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
@@ -264,7 +266,7 @@ class TritonWorker:
         split_tokens = sorted({heads.split_tokens for _, heads in self._kinds})
 
         def graphs(num_slots: int) -> DecodeGraphs:
-            sizes = [GraphSize(size, reach, num_slots) for size in graph_sizes(len(self._tables))]
+            sizes = [GraphSize(size, reach, num_slots) for size in graph_sizes(self._tables.shape[1])]
             return DecodeGraphs(sizes, split_tokens, self._prepare_empty, self._logits, capture)
 
         return StepGraphs(graphs(0), graphs(num_slots) if num_slots else None)
@@ -282,6 +284,8 @@ class TritonWorker:
             vocab_size=d.vocab_size,
             eos_token_ids=eos,
             num_host_blocks=num_host_blocks,
+            num_windowed_groups=len(d.kv_groups) - 1,
+            window=d.freed_window,
             num_states=num_states,
             max_rows=kv.max_rows,
             state_interval=state_interval(d, block_size, self._cache_dtype),
@@ -295,13 +299,21 @@ class TritonWorker:
         )
         self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(
-            rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars, MaskTurns(self._ranks)
+            rows,
+            kv.max_model_len,
+            block_size,
+            d.vocab_size,
+            eos,
+            self._grammars,
+            MaskTurns(self._ranks),
+            num_groups=len(d.kv_groups),
         )
         self._num_known = np.zeros(rows, dtype=np.int64)
 
     def _prepare_empty(self, size: GraphSize) -> DeviceStep:
         self._staging.begin()
-        placed = place(empty_step(bool(self._states)), self._tables, self._kinds, self._staging, size)
+        step = empty_step(bool(self._states), len(self._tables))
+        placed = place(step, self._tables, self._kinds, self._staging, size)
         self._staging.upload()
         return placed
 

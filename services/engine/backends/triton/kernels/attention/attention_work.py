@@ -23,6 +23,7 @@ from torch import Tensor
 from antiphon.services.engine.kernels.paged_attention import first_keys
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, split_tokens, splits_of
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.attention import cache_groups
 
 FEW_QUERIES: Final = 9
 """Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
@@ -95,13 +96,16 @@ class Heads:
         return rows * _USUAL_WIDTH // padded // (2 if self.stored_itemsize < self.itemsize else 1)
 
 
-WorkKinds = Mapping[tuple[int | None, Heads], Sequence[int]]
-"""The layers of each kind, which have sliding window and heads in common and share work lists."""
+WorkKinds = Mapping[tuple[int | None, Heads], Mapping[int, Sequence[int]]]
+"""The layers of each kind, which have sliding window and heads in common and share work lists, by their group
+(`DecoderDescription.kv_groups`).
+"""
 
 
 def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
     """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
-    kinds = defaultdict[tuple[int | None, Heads], list[int]](list)
+    groups = cache_groups(description)
+    kinds = defaultdict[tuple[int | None, Heads], dict[int, list[int]]](dict)
     for layer, window in enumerate(description.sliding_windows):
         d = description.of_layer(layer)
         heads = Heads(
@@ -112,7 +116,7 @@ def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: 
             latent=d.latent is not None,
             chunked_windows=d.chunked_windows,
         )
-        kinds[window, heads].append(layer)
+        kinds[window, heads].setdefault(groups[layer], []).append(layer)
     return kinds
 
 
@@ -165,7 +169,10 @@ class ManyWork:  # positional: columns in the order of the kernel's arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWork:
-    """The work lists of a step for layers of one kind. `tables` [rows, blocks] int32: the block tables."""
+    """The work lists of a step for layers of one kind and group. `tables` [rows, blocks] int32: the block tables.
+
+    Tables of layers with a window may have any blocks in place of those that the window has passed.
+    """
 
     tables: Tensor
     window: int | None
