@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from antiphon.services.engine.core.plan import StepResult
 from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.worker.step_worker import StepWorker
 from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import make_prompt, make_worker
 from tests.models import VOCAB_SIZE, make_model
@@ -144,8 +145,9 @@ def test_logits_are_those_without_groups_of_block_tables(windowed: Models, varia
 def test_blocks_of_every_group_are_exchanged(windowed: Models, backend: str) -> None:
     """A block that another engine gets has the keys and values of its group's layers, one in each slab."""
     whole, groups = workers(windowed("gemma3"), backend, **PLAIN)
-    found = list[tuple[WindowPlans, list[NDArray[np.uint8]]]]()
+    found = list[list[NDArray[np.uint8]]]()
     for worker in (whole, groups):
+        assert isinstance(worker, StepWorker)
         plans = WindowPlans(worker.facts())
         plans.add(0, make_prompt(31), PARAMS)
         plans.take(plan := plans.plan(Share(0, 31)), worker.run(plan))
