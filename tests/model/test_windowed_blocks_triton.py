@@ -1,17 +1,15 @@
 """Blocks of layers with a window are given away when the window has passed them, and Triton's kernels see no other."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from antiphon.services.engine.backends.triton import worker as triton_worker
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import work_kinds
 from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import StepResult
-from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.kv_groups import freeing_windows
 from antiphon.services.engine.worker.capacity.graphs import Reach
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.parameters.sampling import SamplingParams
@@ -104,24 +102,10 @@ def test_logits_are_those_without_groups_of_block_tables(
     assert run_mixed(groups) == run_mixed(whole)
 
 
-def alike(description: DecoderDescription) -> DecoderDescription:
-    """The description without heads of layers' own, if they are those of the model."""
-    assert set(description.layer_kv_heads) == {(description.num_kv_heads, description.head_dim)}
-    return replace(description, layer_kv_heads=(), kv_slabs=())
-
-
-def test_layers_that_borrow_keys_read_the_blocks_of_their_source(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory, served = models("gemma3n"), triton_worker.served_description
-    kinds = work_kinds(alike(describe_model(directory)).freeing_windows(), 4, 4)
+def test_layers_that_borrow_keys_read_the_blocks_of_their_source(models: Models) -> None:
+    directory = models("gemma3n")
+    kinds = work_kinds(freeing_windows(describe_model(directory)), 4, 4)
     assert list(kinds.values()) == [{1: [0, 2]}, {0: [1, 3]}]
-
-    def of(settings: Any, config: Any) -> DecoderDescription:
-        found = alike(served(settings, config))
-        return found if settings.cache.disable_hybrid_kv_cache_manager else found.freeing_windows()
-
-    monkeypatch.setattr(triton_worker, "served_description", of)
     whole, groups = make_both(directory)
     assert run_mixed(groups) == run_mixed(whole)
 

@@ -5,7 +5,6 @@ backends do not depend on families. If the description cannot express a detail, 
 a family's name.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -243,8 +242,9 @@ class DecoderDescription:
     """In the description of one layer (`of_layer`): whether it reads the keys and values of an earlier one."""
     kv_slabs: tuple[tuple[int, ...], ...] = ()
     """The layers that share a tensor of the KV cache, for each tensor; see `slabs`. Empty: none share one."""
-    frees_windows: bool = False
-    """Whether blocks of layers with a window are freed when the window has passed; see `kv_groups`."""
+    kv_groups: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """The layers in each tensor of the KV cache, for each group of layers with block tables of its own. Empty: there is
+    one group. See `models/kv_groups`."""
     qk_norm: bool = False
     """Whether queries and keys are normalised per head before rotation."""
     value_norm: bool = False
@@ -386,6 +386,7 @@ class DecoderDescription:
             layer_heads=self.layer_heads + self.layer_heads[-1:],
             sliding_windows=(*self.sliding_windows, None),
             experts=experts,
+            kv_groups=(),
         )
 
     @property
@@ -412,49 +413,22 @@ class DecoderDescription:
 
     @property
     def slabs(self) -> tuple[tuple[int, ...], ...]:
-        """The layers in each tensor of the KV cache. All tensors have the same size: narrow layers share one.
+        """The layers in each tensor of the KV cache, in the first group if there are several.
+
+        All tensors have the same size: narrow layers share one.
 
         Without attention there is one, which nothing reads: so blocks have a size, by which memory is planned, and
         states are sent in pieces of it.
         """
-        return self.kv_slabs or tuple((layer,) for layer in self.kv_groups[0]) or ((0,),)
-
-    @property
-    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The layers of each group, in order. A group has block tables of its own, and its i-th layer is in slab i.
-
-        There is one group, unless the blocks of layers with a window are freed: then the first group has the layers
-        without a window, and each further one as many layers with a window, the last one perhaps fewer. So a block of
-        any group takes the same memory, and one pool serves all.
-        """
-        layers = self.attention_layers
-        if not self.frees_windows:
-            return (layers,)
-        whole = tuple(layer for layer in layers if self.sliding_windows[layer] is None)
-        windowed = [layer for layer in layers if self.sliding_windows[layer] is not None]
-        size = len(whole)
-        return whole, *(tuple(windowed[first : first + size]) for first in range(0, len(windowed), size))
-
-    @property
-    def freed_window(self) -> int:
-        """Number of tokens that a query sees at most in a layer whose blocks are freed; 0: none are."""
-        return max(window or 0 for window in self.sliding_windows) if self.frees_windows else 0
-
-    def freeing_windows(self) -> "DecoderDescription":
-        """Returns the description with `frees_windows`; unchanged if its layers cannot be grouped.
-
-        They can if all keys have the same size, and at least as many layers have a window as have none.
-        """
-        layers = self.attention_layers
-        num_windowed = sum(self.sliding_windows[layer] is not None for layer in layers)
-        alike = self.recurrent is None and self.latent is None and not self.layer_kv_heads
-        groups = alike and 0 < len(layers) - num_windowed <= num_windowed
-        return replace(self, frees_windows=True) if groups else self
+        if self.kv_groups:
+            return self.kv_groups[0]
+        return self.kv_slabs or tuple((layer,) for layer in self.attention_layers) or ((0,),)
 
     @property
     def slab_width(self) -> int:
         """Width of a token's keys in a tensor of the KV cache."""
-        return max(sum(self.of_layer(one).kv_size for one in slab) for slab in self.slabs)
+        slabs = [slab for group in self.kv_groups or (self.slabs,) for slab in group]
+        return max(sum(self.of_layer(one).kv_size for one in slab) for slab in slabs)
 
     @property
     def state_bytes(self) -> int:
@@ -550,19 +524,6 @@ class DecoderDescription:
     def kv_size(self) -> int:
         """Width of all key heads together in the cache; the value heads, if it has any, have the same width."""
         return self.num_kv_heads * self.head_dim
-
-
-def slabs_of(layer_kv_heads: tuple[tuple[int, int], ...], layers: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns `kv_slabs` for some layers: each next to the layers before it, if the widest layer leaves room for it."""
-    sizes = {layer: heads * width for layer, (heads, width) in enumerate(layer_kv_heads)}
-    most, slabs = max(sizes.values()), list[list[int]]()
-    for layer in layers:
-        fitting = (slab for slab in slabs if sum(sizes[one] for one in slab) + sizes[layer] <= most)
-        if (found := next(fitting, None)) is not None:
-            found.append(layer)
-        else:
-            slabs.append([layer])
-    return tuple(map(tuple, slabs))
 
 
 def _rope_for(rope: RopeParameters | None, length: int) -> RopeParameters | None:

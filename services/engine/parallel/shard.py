@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.models.description import DecoderDescription, LatentAttention, slabs_of
+from antiphon.services.engine.models.description import DecoderDescription, LatentAttention
+from antiphon.services.engine.models.kv_groups import freeing_windows, slabs_of
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.shared.distributed.world import check_division
@@ -85,7 +86,7 @@ def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription
         recurrent = recurrent.among(n, kept)
     heads = tuple((max(1, count // n), width) for count, width in d.layer_kv_heads[layers.start : layers.stop])
     own = [layer - layers.start for layer in d.attention_layers if layer in layers]
-    return replace(
+    local = replace(
         d,
         recurrent=recurrent,
         num_layers=len(layers),
@@ -102,7 +103,9 @@ def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription
         experts=experts,
         unrotated_layers=frozenset(layer - layers.start for layer in d.unrotated_layers if layer in layers),
         without_mlp=frozenset(layer - layers.start for layer in d.without_mlp if layer in layers),
+        kv_groups=(),
     )
+    return freeing_windows(local) if d.kv_groups else local
 
 
 def sharded(

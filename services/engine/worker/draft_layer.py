@@ -11,6 +11,7 @@ from pathlib import Path
 
 from antiphon.services.engine.models.config_fields import Config
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.kv_groups import freeing_windows
 from antiphon.services.engine.models.registry import find_family
 from antiphon.services.engine.parallel.shard import ALONE, Shard
 from antiphon.services.engine.worker.capacity.context import served_description
@@ -31,7 +32,8 @@ def drafting_description(
         return description
     reason = _reason_against(description, model_dir, config, shard)
     if reason is None:
-        return description.with_draft_layer()
+        drafting = description.with_draft_layer()
+        return freeing_windows(drafting) if description.kv_groups else drafting
     if shard.rank == 0:
         logger.warning("--use-mtp has no effect: %s", reason)
     return description

@@ -21,6 +21,7 @@ from antiphon.services.engine.kernels.paged_attention import Spans
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.kv_groups import freed_window, num_groups
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.sampling.grammar import grammar_compiler
 from antiphon.services.engine.worker.batch.images import SpatialPositions, embedding_rows, spatial_positions
@@ -240,8 +241,8 @@ class StepWorker(ABC):
             num_states=num_states,
             max_rows=kv.max_rows,
             has_draft_layer=description.num_draft_layers > 0,
-            num_windowed_groups=len(description.kv_groups) - 1,
-            window=description.freed_window,
+            num_windowed_groups=num_groups(description) - 1,
+            window=freed_window(description),
             state_pieces=self._state_pieces(spec, num_host_blocks),
             state_interval=state_interval(description, block_size, dtype),
             step_tokens=default_batched_tokens(spec.device.type == "cpu", settings.scheduler.max_num_seqs),
@@ -278,7 +279,7 @@ class StepWorker(ABC):
             spec.eos,
             self._grammars,
             MaskTurns(spec.ranks),
-            num_groups=len(description.kv_groups),
+            num_groups=num_groups(description),
         )
 
     def _drop_state(self) -> None:

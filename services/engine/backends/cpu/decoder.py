@@ -25,7 +25,7 @@ from antiphon.services.engine.models.description import (
     LatentAttention,
     RopeParameters,
 )
-from antiphon.services.engine.models.layers.attention import cache_groups
+from antiphon.services.engine.models.kv_groups import layer_groups
 from antiphon.services.engine.models.layers.recurrent import scaled_kernel
 from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequencies
 from antiphon.services.engine.models.layout import Parameter
@@ -119,7 +119,7 @@ class NativeDecoder:
             self.weights_bytes = self.mapped_bytes + reader.read_bytes
         if self._made_plain:
             logger.warning("%s", made_plain(self._made_plain, dtype))
-        for layer, group in enumerate(cache_groups(description)):
+        for layer, group in enumerate(layer_groups(description)):
             self._set_attention(layer, group)
         if description.layer_kv_heads:
             stride = block_size * padded_heads(description).slab_width
@@ -162,7 +162,7 @@ class NativeDecoder:
         In a block of a slab, the numbers of a layer follow those of the layers before it.
         """
         own, sources = padded_heads(self.description), self.description.kv_sources
-        for number, layers in enumerate(own.slabs):
+        for number, layers in (each for group in own.kv_groups or (own.slabs,) for each in enumerate(group)):
             first = 0
             for source in layers:
                 readers = [layer for layer, one in enumerate(sources) if one == source] or [source]

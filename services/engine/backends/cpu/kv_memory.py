@@ -7,7 +7,8 @@ p = min(32, block_size), u = min(64, block_size), e = min(t, u):
     values  [blocks, kv_heads, block_size / u, width / 32, u / e, 32 dimensions, e tokens]
 
 With latent attention there are only keys. Engines with the same panels exchange them as they are (`OwnForm`); other
-engines convert blocks.
+engines convert blocks. Where layers have heads of their own and are in several groups (`models/kv_groups`), a block
+does not tell the heads that it has, so that only engines with the same panels exchange such blocks.
 """
 
 from collections.abc import Iterator
@@ -63,21 +64,26 @@ class PanelMemory:
     ) -> None:
         first = cache.parts[0]
         self._type, self._terms = _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
-        shared = bool(description.layer_kv_heads)
+        shared, form = bool(description.layer_kv_heads), f"{_FORM} {self._terms}"
+        self._as_panels = bool(description.kv_groups) and len(set(description.layer_kv_heads)) > 1
         width = description.slab_width if shared else description.head_dim
+        if self._as_panels:
+            width = padded_heads(description).slab_width
         self.layout = KvLayout(
             num_layers=len(description.slabs),
             num_kv_heads=1 if shared else first.shape[2],
             head_bytes=width * first.dtype.itemsize,
-            dtype=str(first.dtype).removeprefix("torch."),
+            dtype=str(first.dtype).removeprefix("torch.") + f" {form}" * self._as_panels,
             block_size=first.shape[1],
             num_parts=cache.parts_per_layer,
         )
         self._cache, self._host = (list(self._rows(each, description)) for each in (cache, host))
-        self.own = OwnForm(f"{_FORM} {self._terms}", blocks_of(cache, native), blocks_of(host, native))
+        self.own = OwnForm(form, blocks_of(cache, native), blocks_of(host, native))
 
     def read(self, block: int, out: Bytes) -> int:
         """See `KvMemory`."""
+        if self._as_panels:
+            return self.own.cache.read(block, out)
         num_tokens = out.shape[2]
         parts = out.reshape(-1, num_tokens, out.shape[3] * out.shape[4]).view(self._type)
         for one in self._cache:
@@ -89,6 +95,8 @@ class PanelMemory:
 
     def write(self, host_block: int, data: Bytes) -> int:
         """See `KvMemory`. The padding and the tokens after the given ones become zero."""
+        if self._as_panels:
+            return self.own.host.write(host_block, data)
         num_tokens = data.shape[2]
         parts = data.reshape(-1, num_tokens, data.shape[3] * data.shape[4]).view(self._type)
         for one in self._host:

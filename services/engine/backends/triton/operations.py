@@ -47,10 +47,10 @@ from antiphon.services.engine.models.description import (
     NormKind,
     RopeParameters,
 )
+from antiphon.services.engine.models.kv_groups import layer_groups
 from antiphon.services.engine.models.layers.attention import (
     Attention,
     StepInputs,
-    cache_groups,
     cache_places,
     grows,
     growth_of,
@@ -237,7 +237,7 @@ class TritonAttention:
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
         self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
-        self._places, self._groups = cache_places(description), cache_groups(description)
+        self._places, self._groups = cache_places(description), layer_groups(description)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         slopes = None

@@ -53,6 +53,7 @@ from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
 from antiphon.services.engine.models.config_fields import weight_dtype
 from antiphon.services.engine.models.decoder import Decoder, DecoderWeights
+from antiphon.services.engine.models.kv_groups import freed_window, num_groups
 from antiphon.services.engine.models.layers.attention import StepInputs
 from antiphon.services.engine.models.registry import find_family
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -233,10 +234,10 @@ class TritonWorker:
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
         has_states = d.recurrent is not None
         room = staging_bytes(
-            *sizes, len(self._kinds), block_size, num_slots, has_states=has_states, num_groups=len(d.kv_groups)
+            *sizes, len(self._kinds), block_size, num_slots, has_states=has_states, num_groups=num_groups(d)
         )
         self._staging = Staging(self._device, room)
-        shape = len(d.kv_groups), bounds.num_rows, aligned(-(-bounds.context // block_size))
+        shape = num_groups(d), bounds.num_rows, aligned(-(-bounds.context // block_size))
         self._tables = torch.zeros(shape, dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.
@@ -284,8 +285,8 @@ class TritonWorker:
             vocab_size=d.vocab_size,
             eos_token_ids=eos,
             num_host_blocks=num_host_blocks,
-            num_windowed_groups=len(d.kv_groups) - 1,
-            window=d.freed_window,
+            num_windowed_groups=num_groups(d) - 1,
+            window=freed_window(d),
             num_states=num_states,
             max_rows=kv.max_rows,
             state_interval=state_interval(d, block_size, self._cache_dtype),
@@ -306,7 +307,7 @@ class TritonWorker:
             eos,
             self._grammars,
             MaskTurns(self._ranks),
-            num_groups=len(d.kv_groups),
+            num_groups=num_groups(d),
         )
         self._num_known = np.zeros(rows, dtype=np.int64)
 

@@ -22,7 +22,8 @@ from antiphon.services.engine.models.config_fields import (
     optional_number,
     ropes_by_kind,
 )
-from antiphon.services.engine.models.description import DecoderDescription, Experts, LayerInputs, slabs_of
+from antiphon.services.engine.models.description import DecoderDescription, Experts, LayerInputs
+from antiphon.services.engine.models.kv_groups import slabs_of
 from antiphon.services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")

@@ -17,6 +17,7 @@ from antiphon.services.engine.kernels.query_growth import query_growth
 from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.kernels.rotary import Rotation, make_rotation, rotate
 from antiphon.services.engine.models.description import DecoderDescription, QueryGrowth, RopeParameters
+from antiphon.services.engine.models.kv_groups import layer_groups
 from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequencies
 
 
@@ -73,13 +74,6 @@ def cache_places(description: DecoderDescription) -> Mapping[int, int]:
     places = places_of(description.attention_layers)
     borrowed = {layer: places[source] for layer, source in enumerate(description.kv_sources) if source in places}
     return {**places, **borrowed}
-
-
-def cache_groups(description: DecoderDescription) -> tuple[int, ...]:
-    """Returns for each layer the group (`DecoderDescription.kv_groups`) whose block tables have its blocks."""
-    groups = {layer: number for number, layers in enumerate(description.kv_groups) for layer in layers}
-    # A layer that borrows keys and values reads the blocks of its source.
-    return tuple(groups.get(source, 0) for source in description.kv_sources or range(description.num_layers))
 
 
 class Rotations:
@@ -144,7 +138,7 @@ class ReferenceAttention:
         self._description, self._qk_norms = description, qk_norms
         self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
         self._places = cache_places(description)
-        self._groups = cache_groups(description)
+        self._groups = layer_groups(description)
         self._rotations = Rotations(description, like)
         self._scores = tuple(Scores(description.query_scale, description.attention_softcap, each) for each in sinks)
 

@@ -7,6 +7,7 @@ from antiphon.services.engine.core.paging import WHOLE, Paging
 from antiphon.services.engine.core.plan import default_batched_tokens
 from antiphon.services.engine.models.config_fields import Config
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.kv_groups import freed_window, freeing_windows, num_groups
 from antiphon.services.engine.models.registry import find_family
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
@@ -18,7 +19,7 @@ def served_description(settings: EngineSettings, config: Config) -> DecoderDescr
     description = description.for_context(context_length(settings, description))
     # Pipeline stages share their blocks' numbers, but have layers of their own.
     whole = settings.cache.disable_hybrid_kv_cache_manager or settings.parallel.pipeline_parallel_size > 1
-    return description if whole else description.freeing_windows()
+    return description if whole else freeing_windows(description)
 
 
 def longer_context_notice(settings: EngineSettings, config: Config) -> str | None:
@@ -35,7 +36,7 @@ def longer_context_notice(settings: EngineSettings, config: Config) -> str | Non
 
 def paging_of(settings: EngineSettings, description: DecoderDescription) -> Paging:
     """Returns how many blocks sequences of this model take."""
-    return Paging(settings.cache.block_size, len(description.kv_groups) - 1, description.freed_window)
+    return Paging(settings.cache.block_size, num_groups(description) - 1, freed_window(description))
 
 
 def batched_tokens(settings: EngineSettings, *, on_cpu: bool) -> int:

@@ -149,9 +149,9 @@ def cache_of(description: DecoderDescription, parts: Sequence[Tensor]) -> KvCach
         return _shared_slabs(description, slabs)
     heads = (description.num_kv_heads, description.head_dim)
     keys, *values = (tuple(part.unflatten(2, heads) for part in parts[first::per_layer]) for first in range(per_layer))
-    if not description.frees_windows:
+    if not description.kv_groups:
         return KvCache(keys, values[0] if values else ())
-    slab = {layer: place for group in description.kv_groups for place, layer in enumerate(group)}
+    slab = {layer: place for group in description.kv_groups for place, (layer,) in enumerate(group)}
     of_layers = [tuple(one[slab[layer]] for layer in description.attention_layers) for one in (keys, values[0])]
     return KvCache(of_layers[0], of_layers[1], (keys, values[0]))
 
@@ -159,7 +159,8 @@ def cache_of(description: DecoderDescription, parts: Sequence[Tensor]) -> KvCach
 def _shared_slabs(description: DecoderDescription, slabs: Sequence[tuple[Tensor, ...]]) -> KvCache:
     """Returns the views of slabs, of keys and of values, that are the caches of layers with heads of their own."""
     views: tuple[dict[int, Tensor], ...] = ({}, {})
-    for number, layers in enumerate(description.slabs):
+    numbered = (each for group in description.kv_groups or (description.slabs,) for each in enumerate(group))
+    for number, layers in numbered:
         first = 0
         for layer in layers:
             own = description.of_layer(layer)

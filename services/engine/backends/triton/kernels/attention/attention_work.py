@@ -23,7 +23,7 @@ from torch import Tensor
 from antiphon.services.engine.kernels.paged_attention import first_keys
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, split_tokens, splits_of
 from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.models.layers.attention import cache_groups
+from antiphon.services.engine.models.kv_groups import layer_groups
 
 FEW_QUERIES: Final = 9
 """Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
@@ -104,7 +104,7 @@ WorkKinds = Mapping[tuple[int | None, Heads], Mapping[int, Sequence[int]]]
 
 def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
     """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
-    groups = cache_groups(description)
+    groups = layer_groups(description)
     kinds = defaultdict[tuple[int | None, Heads], dict[int, list[int]]](dict)
     for layer, window in enumerate(description.sliding_windows):
         d = description.of_layer(layer)
