@@ -5,7 +5,8 @@ A block of n tokens is, for each layer, its keys and then its values, [n, kv_hea
     [layers, 2, n, kv_heads, head_bytes]    bytes, contiguous; head_bytes = head_dim * size of a number
 
 In a model with latent attention, a layer has one part in place of two, the latents:
-[layers, 1, n, 1, bytes of a row].
+[layers, 1, n, 1, bytes of a row]. In a model with several groups of layers, the layers are those of the block's group;
+each group takes as many (`DecoderDescription.kv_groups`).
 Backends whose cache has another layout (padded heads, another order of dimensions, device memory) convert blocks
 (`KvMemory`).
 """
