@@ -1,9 +1,12 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from antiphon.services.engine.models.description import DecoderDescription, RopeParameters
+from antiphon.services.engine.models.kv_groups import freeing_windows
+from antiphon.services.engine.worker.capacity.context import paging_of
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
@@ -80,3 +83,43 @@ def test_caches_are_zeroed_and_apart(dtype: torch.dtype) -> None:
     assert [(tuple(t.shape), t.dtype, t.any().item()) for t in tensors] == [((5, 16, 2, 8), dtype, False)] * 6
     tensors[0].fill_(1)
     assert not any(t.any() for t in tensors[1:])
+
+
+def windowed(num_layers: int, each: int, window: int, kv_heads: int, head_dim: int) -> DecoderDescription:
+    """Every `each`-th layer sees all tokens."""
+    return replace(
+        DESCRIPTION,
+        num_layers=num_layers,
+        num_heads=2 * kv_heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=131_072,
+        sliding_windows=tuple(None if layer % each == each - 1 else window for layer in range(num_layers)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("description", "context", "most"),
+    [
+        (windowed(62, 6, 1024, 16, 128), 32_768, 0.20),  # Gemma 3 27B
+        (windowed(62, 6, 1024, 16, 128), 131_072, 0.18),
+        (windowed(62, 6, 1024, 16, 128), 512, 1.13),  # the last group has layers to spare
+        (windowed(36, 2, 128, 8, 64), 32_768, 0.51),  # gpt-oss 120B
+        (windowed(64, 4, 4096, 8, 128), 32_768, 0.36),  # OLMo 3 32B
+    ],
+)
+def test_long_contexts_take_a_fraction_if_blocks_behind_windows_are_freed(
+    description: DecoderDescription, context: int, most: float
+) -> None:
+    settings = EngineSettings(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=context)
+    freeing = freeing_windows(description)
+    whole, groups = (paging_of(settings, one).most_blocks(context, 1) for one in (description, freeing))
+    bytes_whole, bytes_groups = (bytes_per_block(one, 64, torch.bfloat16) for one in (description, freeing))
+    assert groups * bytes_groups <= most * whole * bytes_whole
+    assert groups * bytes_groups > (most - 0.03) * whole * bytes_whole
+    # With the memory for one sequence at a time, the longest context is planned.
+    room = paging_of(settings, freeing).most_blocks(context, 2048) * bytes_groups
+    planned = plan_kv_cache(settings, freeing, torch.bfloat16, Budget(room, room), context)
+    assert planned.max_model_len == context
+    with pytest.raises(ServiceError, match="less than the context"):
+        plan_kv_cache(settings, freeing, torch.bfloat16, Budget(room - bytes_groups, room), context)
