@@ -93,7 +93,7 @@ def rounding(name: str, rounded: Callable[[Tensor], QuantizedWeight] | None) -> 
         return rounded(weight) if rounded is not None and matrix in QUANTIZED_MATRICES else weight
 
     def form(*_arguments: Any, **_options: Any) -> WeightForm:
-        return PLAIN_WEIGHTS if rounded is None else WeightForm(name, quantize=quantize)
+        return PLAIN_WEIGHTS if rounded is None else WeightForm(name=name, quantize=quantize)
 
     former, cpu_worker.weight_form = cpu_worker.weight_form, form
     try:

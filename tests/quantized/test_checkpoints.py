@@ -142,7 +142,7 @@ def reader(directory: Path) -> ParameterReader:
     description = family.describe(config)
     method = prepared_method(config)
     assert method is not None
-    form = WeightForm(method, prepared(method, config))
+    form = WeightForm(name=method, method=prepared(method, config))
     return ParameterReader(directory, description, family.layout(description), torch.float32, torch.device("cpu"), form)
 
 

@@ -54,7 +54,7 @@ class Decoder:
         def quantize(name: str, weight: Tensor) -> Tensor | QuantizedWeight:
             return KINDS[kind](weight) if name in quantized else weight
 
-        form = WeightForm(kind, quantize=quantize)
+        form = WeightForm(name=kind, quantize=quantize)
         self.decoder = NativeDecoder(
             library(variant), description, directory, family.layout(description), dtype, BLOCK_SIZE, threads, form
         )

@@ -190,6 +190,8 @@ IGNORED_SUFFIXES = (
     "attention.masked_bias",
 )
 """Suffixes of buffers that old checkpoints contain although the config determines them."""
+KV_SCALE_ENDINGS = (".k_scale", ".v_scale", ".kv_scale")
+"""Endings of the scales of keys and values in a KV cache of 8 bits (`worker/loading/kv_scales`)."""
 
 Layout = Callable[[DecoderDescription], tuple[Parameter, ...]]
 

@@ -26,7 +26,7 @@ _CPU = Device("a CPU")
 _CPU_TORCH = Device("a CPU", multiplies_quantized=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightForm:
     """How the weights of a model are read. Without arguments: plain weights, loaded unchanged."""
 
@@ -36,6 +36,8 @@ class WeightForm:
     quantize: Quantize | None = None
     is_smoothquant: bool = False
     """Whether the weights are in the file `SMOOTHQUANT_FILE`."""
+    kv_scales: bool = False
+    """Whether the checkpoint's scales of keys and values are folded into the weights, for a KV cache of 8 bits."""
 
     @property
     def is_plain(self) -> bool:
@@ -64,10 +66,10 @@ def weight_form(
             chosen.name,
         )
     if chosen.online is not None:
-        return WeightForm(chosen.name, quantize=online_quantizer(chosen.online))
+        return WeightForm(name=chosen.name, quantize=online_quantizer(chosen.online))
     if chosen.method is not None:
         method = prepared(chosen.method, config)
-        return WeightForm(chosen.name, method, is_smoothquant=chosen.method == "smoothquant")
+        return WeightForm(name=chosen.name, method=method, is_smoothquant=chosen.method == "smoothquant")
     return WeightForm()
 
 

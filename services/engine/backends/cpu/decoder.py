@@ -227,7 +227,7 @@ class NativeDecoder:
         if d.is_recurrent(layer):
             self._load_recurrent(reader, layer)
         if d.attends(layer) and d.has_qk_norm(layer):
-            self._vector(layer, "qk_norm", self._qk_norm(reader, d, prefix))
+            self._vector(layer, "qk_norm", reader.folded_norms(layer, self._qk_norm(reader, d, prefix)))
         if d.experts is not None and d.has_experts(layer):
             self._load_experts(reader, layer, d.experts.num_experts)
         self._load_factors(reader, layer)

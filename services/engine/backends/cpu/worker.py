@@ -58,6 +58,7 @@ from antiphon.services.engine.worker.draft_layer import drafting_description
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library, serves_adapters
 from antiphon.services.engine.worker.interface import UNDER_WAY_MAX, WeightMemory
+from antiphon.services.engine.worker.loading.kv_scales import with_kv_scales
 from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
 from antiphon.services.engine.worker.step_worker import StateSpec, StepWorker
 from antiphon.shared.config import EngineSettings
@@ -134,7 +135,7 @@ class CpuWorker(StepWorker):
         self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), _CPU)
         cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         layout = family.layout(self._description)
-        form = weight_form(settings, model_dir, config, _CPU, native=True)
+        form = with_kv_scales(weight_form(settings, model_dir, config, _CPU, native=True), settings, model_dir, config)
         has_drafts = self._description.num_draft_layers > 0
         cache = open_cache(settings.execution.weight_cache, model_dir, self._dtype, form, drafts=has_drafts)
         check_extras(settings, config)

@@ -45,6 +45,7 @@ from antiphon.services.engine.worker.extras import (
     serves_adapters,
 )
 from antiphon.services.engine.worker.interface import WeightMemory
+from antiphon.services.engine.worker.loading.kv_scales import with_kv_scales
 from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
 from antiphon.services.engine.worker.loading.weights import load_weights
 from antiphon.services.engine.worker.step_worker import StateSpec, StepWorker
@@ -73,6 +74,7 @@ class TorchWorker(StepWorker):
         config = read_config(model_dir)
         self._dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
+        form = with_kv_scales(form, settings, model_dir, config)
         check_extras(settings, config)
         check_stages(settings, config, ranks.shard)
         self._adapter_step = AdapterStep(settings.adapters.max_loras or 0, self._dtype, self._device)

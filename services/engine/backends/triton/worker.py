@@ -76,6 +76,7 @@ from antiphon.services.engine.worker.draft_layer import no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library
 from antiphon.services.engine.worker.interface import UNDER_WAY_MAX
+from antiphon.services.engine.worker.loading.kv_scales import with_kv_scales
 from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config
 from antiphon.services.engine.worker.loading.weights import load_weights
 from antiphon.shared.config import EngineSettings
@@ -113,6 +114,7 @@ class TritonWorker:
         self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         form = weight_form(settings, model_dir, config, device, native=True)
+        form = with_kv_scales(form, settings, model_dir, config)
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}{whole.kv_kind}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
         self._content = content_hash(model_dir, f"{form.name}{whole.kv_kind}", self._dtype)

@@ -43,6 +43,8 @@ class CompressedTensors:
     def of_config(settings: Mapping[str, Any]) -> "CompressedTensors":
         """Returns the method that a `quantization_config` describes. Raises ValueError for unsupported values."""
         groups = list(settings["config_groups"].values())
+        if not groups and settings.get("kv_cache_scheme"):
+            return CompressedTensors(_BYTE_BITS, rows_in_8_bits=False)  # Plain weights, and scales of the KV cache.
         found = [CompressedTensors._of_group(group) for group in groups]
         if not found or any(method != found[0] for method in found):
             raise ValueError("config_groups must have one group, or groups with the same scheme")
@@ -83,8 +85,8 @@ class CompressedTensors:
         return fp8_weight(parts["weight"], parts["weight_scale"], shape, self.block)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: fixed scales of activations and of the KV cache are ignored."""
-        return name.endswith(("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale"))
+        """See `PreparedMethod`: fixed scales of activations are ignored."""
+        return name.endswith(("input_scale", "input_zero_point", "output_scale"))
 
     def _bytes(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
         out, _ = shape

@@ -43,8 +43,8 @@ class Fp8:
         return fp8_weight(parts["weight"], parts["scale"], shape, self.block)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: ignores scales of activations and of the KV cache, which are not used."""
-        return name.endswith(("input_scale", "activation_scale", "k_scale", "v_scale"))
+        """See `PreparedMethod`: ignores scales of activations, which are not used."""
+        return name.endswith(("input_scale", "activation_scale"))
 
 
 def fp8_weight(

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
+from antiphon.services.engine.models.layout import IGNORED_SUFFIXES, KV_SCALE_ENDINGS, Grouping, Parameter, Source
 from antiphon.services.engine.quantization.method import PreparedMethod
 from antiphon.services.engine.quantization.weight import QuantizedWeight, stack
 from antiphon.services.engine.worker.loading.fused_experts import FusedExperts, stored_apart
@@ -204,9 +204,10 @@ class Checkpoint:
         """Returns a plain tensor's name in the files, and the tensor, which may be mapped pages."""
         return self._theirs(source.name), self._tensor(source.name)
 
-    def others(self, prefixes: tuple[str, ...]) -> dict[str, Tensor]:
-        """Returns the tensors whose names begin with one of the prefixes, which may be mapped pages."""
-        return {name: self._files[name].get_tensor(name) for name in sorted(self._files) if name.startswith(prefixes)}
+    def others(self, prefixes: tuple[str, ...] = ("",), ends: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
+        """Returns the tensors whose names begin and end with one of these, which may be mapped pages."""
+        names = sorted(name for name in self._files if name.startswith(prefixes) and name.endswith(ends))
+        return {name: self._files[name].get_tensor(name) for name in names}
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
         """Finds `_prefix`: in checkpoints of a decoder without its head, every tensor name lacks the first part."""
@@ -231,7 +232,7 @@ class Checkpoint:
         return self._method.parts(name.removesuffix(_WEIGHT), self._files.__contains__)
 
     def _ignores(self, name: str) -> bool:
-        if name.endswith(IGNORED_SUFFIXES):
+        if name.endswith((*IGNORED_SUFFIXES, *KV_SCALE_ENDINGS)):
             return True
         if self._method is None or not self._method.ignores(name):
             return False

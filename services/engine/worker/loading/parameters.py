@@ -5,6 +5,7 @@ quantizer, if there is one, quantizes plain matrices. The backends convert the r
 `weights.py` (PyTorch and Triton) and `cpu/decoder.py` (C++).
 """
 
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -19,10 +20,10 @@ from antiphon.services.engine.parallel.shard import ALONE, Shard, sharded, shard
 from antiphon.services.engine.quantization.choice import WeightForm
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
+from antiphon.services.engine.worker.loading.kv_scales import KvFactors, Matrix, read_factors
 
 logger = logging.getLogger(__name__)
 
-Matrix = Tensor | QuantizedWeight
 _LAYER = re.compile(r"layers\.\d+\.")
 
 
@@ -75,6 +76,9 @@ class ParameterReader:
         self._description, self.shard = description, shard
         self._first_layer = shard.layers(description.num_layers).start
         self._parameters = {parameter.name: parameter for parameter in layout}
+        self._factors = KvFactors()
+        if form.kv_scales:
+            self._factors = read_factors(checkpoint, self._parameters, description, form)
         self._made_plain: list[str] = []
         """Matrices that were quantized and were returned as plain tensors."""
         self.read_bytes = 0
@@ -94,7 +98,9 @@ class ParameterReader:
 
     def tensor(self, name: str) -> Tensor:
         """Returns a parameter as a plain tensor of the compute data type."""
-        return self._counted(self._checkpoint.read(self._parameters[self._global(name)], self._dtype, self._device))
+        parameter = self._parameters[self._global(name)]
+        tensor = self._checkpoint.read(parameter, self._dtype, self._device)
+        return self._counted(self._factors.folded(parameter.name, tensor))
 
     def owned(self, name: str) -> Tensor:
         """Returns a plain tensor, copied if it would be the file's mapped pages.
@@ -123,12 +129,15 @@ class ParameterReader:
         parts = self._checkpoint.matrices(parameter, self._dtype, self._device, rows)
         if len(parts) == 1:
             return [self._own_part(name, parameter, parts[0])]
+        firsts = itertools.accumulate((part.shape[0] for part in parts), initial=0)
+        parts = [self._factors.folded_matrix(parameter.name, *each) for each in zip(parts, firsts, strict=False)]
         self.read_bytes += sum(part.nbytes for part in parts)
         return parts
 
     def _own_part(self, name: str, parameter: Parameter, weight: Matrix) -> Matrix:
         was_quantized = isinstance(weight, QuantizedWeight) or self._checkpoint.is_quantized(parameter)
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
+        weight = self._factors.folded_matrix(parameter.name, weight)
         part = sharded(within_layer(name), weight, self._layer_of(name), self.shard)
         # If the rank's columns are not whole quantization groups, they are dequantized.
         if isinstance(part, Tensor):
@@ -142,6 +151,11 @@ class ParameterReader:
         """Returns the description of the layer that a parameter belongs to; that of the whole model if to none."""
         first, _, rest = self._global(name).partition(".")
         return self._description.of_layer(int(rest.partition(".")[0])) if first == "layers" else self._description
+
+    def folded_norms(self, layer: int, norms: Tensor) -> Tensor:
+        """Returns the weights of the norms of a layer's queries and keys, a row for each head, with their factors."""
+        name = f"layers.{layer}"
+        return self._factors.folded_norms(layer + self._first_layer, norms, self._layer_of(f"{name}.qkv"), self.shard)
 
     def plain_matrix(self, name: str) -> Tensor:
         """Like `matrix`, but always returns a plain tensor: dequantized, and never the file's mapped pages."""
@@ -190,7 +204,9 @@ class ParameterReader:
 
     def is_mapped(self, name: str) -> bool:
         """Whether `tensor` returns the mapped pages of the file instead of a copy."""
-        return self._checkpoint.is_mapped(self._parameters[self._global(name)], self._dtype, self._device)
+        parameter = self._parameters[self._global(name)]
+        mapped = self._checkpoint.is_mapped(parameter, self._dtype, self._device)
+        return mapped and not self._factors.has(parameter.name)
 
     def _counted(self, tensor: Tensor) -> Tensor:
         self.read_bytes += tensor.nbytes

@@ -267,6 +267,10 @@ def _latent(loader: _Loader, description: DecoderDescription, name: str) -> Late
 
 
 def _qk_norm(loader: _Loader, description: DecoderDescription, name: str, index: int) -> Tensor:
+    return loader.reader.folded_norms(index, _plain_qk_norm(loader, description, name))
+
+
+def _plain_qk_norm(loader: _Loader, description: DecoderDescription, name: str) -> Tensor:
     if not description.qk_norm_weights:
         return loader.ones(description.num_heads + description.num_kv_heads, description.head_dim)
     heads = ((f"{name}.q_norm", description.num_heads), (f"{name}.k_norm", description.num_kv_heads))
