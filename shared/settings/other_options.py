@@ -128,8 +128,8 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--kv-transfer-config", "value", _ROLES, _NONE),
     _not_here("--worker-cls --scheduler-cls", "value", "parts of the engine cannot be replaced", ("auto", *_NONE)),
     # weights
-    _not_here("--quantization-param-path", "value", "8-bit KV caches have the scales of the checkpoint (--kv-cache-dtype)", _NONE),
-    _not_here("--calculate-kv-scales", "flag", "8-bit KV caches have the scales of the checkpoint (--kv-cache-dtype)"),
+    _not_here("--quantization-param-path", "value", "KV scales are the checkpoint's (--kv-cache-dtype)", _NONE),
+    _not_here("--calculate-kv-scales", "flag", "KV scales are the checkpoint's (--kv-cache-dtype)"),
     _not_here("--rope-scaling --rope-theta", "value", _SHAPE, _NONE),
     _not_here("--override-neuron-config", "value", "there is no backend for such devices", _NONE),
     _not_here("--runner", "value", _TASKS, ("auto", "generate", "pooling")),
