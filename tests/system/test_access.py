@@ -75,7 +75,7 @@ def test_each_answer_has_a_line_in_the_file(served: Served, files: Path) -> None
         found = [json.loads(line) for line in (files / "usage.jsonl").read_text().splitlines()]
         return [line for line in found if line["client_request_id"] == "mine"]
 
-    wait_until(lambda: bool(lines()), 10)
+    wait_until(lambda: bool(lines()), 60)
     [line] = lines()
     assert f"cmpl-{line['request_id']}" == answer.json["id"]
     assert (line["key"], line["model"], line["outcome"]) == ("other", "tiny", "completed")
@@ -130,4 +130,4 @@ def test_keys_change_without_a_restart(served: Served, files: Path) -> None:
     replacement.rename(files / "keys.toml")
     # Each gateway looks at the file for itself.
     for _ in range(4):
-        wait_until(lambda: ask(served, "sk-changed").status == 200 and ask(served, "sk-other").status == 401, 10)
+        wait_until(lambda: ask(served, "sk-changed").status == 200 and ask(served, "sk-other").status == 401, 60)

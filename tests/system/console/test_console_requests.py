@@ -31,7 +31,7 @@ def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served
         found = fetch(console, "GET", "/v1/requests?q=planted-1&state=running").json["data"]
         return found[0]["engines"][0] if found and found[0]["completion_tokens"] > 5 else ""
 
-    wait_until(lambda: bool(engine()), 20)
+    wait_until(lambda: bool(engine()), 60)
     os.kill(console.pids()[engine()], signal.SIGKILL)
     browser.wait("window.done", 60)
     browser.fill("main input[type=search]", "planted-1")
@@ -76,7 +76,7 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
     for thread in threads:
         thread.start()
     # The engines have four places together; the fifth sequence waits.
-    wait_until(lambda: len(running()) > 4, 20)
+    wait_until(lambda: len(running()) > 4, 60)
     assert complete("planted-queue", max_tokens=2) == 200
     for thread in threads:
         thread.join()
@@ -114,7 +114,7 @@ def slow_tokenizer(served: Served, name: str) -> None:
             found = fetch(served, "GET", f"/v1/requests?q={name}&state=running").json["data"]
             return bool(found) and found[0]["duration_s"] > 2
 
-        wait_until(has_waited, 30)
+        wait_until(has_waited, 60)
     finally:
         for pid in tokenizers:
             os.kill(pid, signal.SIGCONT)
@@ -218,9 +218,9 @@ def test_who_cancelled_a_request_is_told(console: Served, browser: Browser):
     def in_state(state: str) -> bool:
         return bool(fetch(console, "GET", f"/v1/requests?q=planted-leaver&state={state}").json["data"])
 
-    wait_until(lambda: in_state("running"), 20)
+    wait_until(lambda: in_state("running"), 60)
     browser.js("leaving.abort(), null")
-    wait_until(lambda: in_state("cancelled"), 20)
+    wait_until(lambda: in_state("cancelled"), 60)
     browser.open("about:blank")
     browser.open(address(console, "requests/planted-leaver"))
     browser.wait("document.querySelector('.verdict')")

@@ -258,7 +258,7 @@ def test_a_model_is_asked_about_images_in_the_terminal(
 
 
 def test_the_image_service_is_counted(served: Served) -> None:
-    wait_until(lambda: b"antiphon:vision_cached_bytes{" in fetch(served, "GET", "/metrics").body, 10)
+    wait_until(lambda: b"antiphon:vision_cached_bytes{" in fetch(served, "GET", "/metrics").body, 60)
 
 
 @pytest.mark.spec("S-SRV-090", "S-SRV-091")

@@ -36,7 +36,7 @@ def test_runs_with_the_same_seed_answer_the_same_however_tokens_are_published(mo
     with until_the_end(Served(*flags, "--use-warmup", "--disable-async-output-proc", command=DIRECT)) as started:
         direct = three_answers(started)
         # An engine may have answered before its line has come through the launcher.
-        wait_until(lambda: re.search(r"^engine-1.* ready$", started.output, re.MULTILINE) is not None, 20)
+        wait_until(lambda: re.search(r"^engine-1.* ready$", started.output, re.MULTILINE) is not None, 60)
         lines = [line for line in started.lines if line.startswith("engine-1")]
         [warm, ready] = [next(i for i, line in enumerate(lines) if text in line) for text in ("warmed up", " ready")]
         assert warm < ready
