@@ -24,7 +24,7 @@ class Inbox:
     def payloads(self) -> list[bytes]:
         return [delivery.payload for delivery in self.deliveries]
 
-    async def wait(self, count: int = 1, timeout_s: float = 10.0) -> list[Delivery]:
+    async def wait(self, count: int = 1, timeout_s: float = 60.0) -> list[Delivery]:
         async with asyncio.timeout(timeout_s):
             while len(self.deliveries) < count:
                 self._came.clear()

@@ -291,7 +291,7 @@ async def test_encoding_a_long_text_leaves_the_event_loop_free(rig: Rig, monkeyp
     def slow(*args: Any, **options: Any) -> list[list[int]]:
         if len(args[0][0]) > TOKENIZER_INLINE_CHARS_MAX:
             threads.append(threading.current_thread())
-            release.wait(20)
+            release.wait(60)
         return encode(*args, **options)
 
     monkeypatch.setattr(rig.codec, "encode", slow)
@@ -318,7 +318,7 @@ class Held:
             self.begun.append(texts[0][:4])
         if texts[0].startswith("held"):
             self.is_held.set()
-            assert self.release.wait(20)
+            assert self.release.wait(60)
         return self._encode(texts, **options)
 
 

@@ -46,7 +46,7 @@ class Encoder:
     def encode_file(self, file: bytes) -> EncodedImage:
         self.files.append(file)
         self.has_begun.set()
-        assert self.may_encode.wait(20)
+        assert self.may_encode.wait(60)
         if file.startswith(b"bad"):
             raise ServiceError("invalid_value", "The image is damaged.")
         return EncodedImage(
