@@ -20,7 +20,7 @@ from antiphon.shared.actors.standby import stands_by
 from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S, END_S = 90.0, 30.0
+READY_S, END_S = 150.0, 60.0
 
 
 class Started:
@@ -148,22 +148,39 @@ def frozen(*pids: int) -> Iterator[None]:
         send(signal.SIGCONT)
 
 
-@contextlib.contextmanager
-def slowed(*pids: int) -> Iterator[None]:
-    """The processes run a twentieth of the time, so that what they do lasts however slow the test is."""
-    over = threading.Event()
+class Slow:
+    """Processes that run a twentieth of the time."""
 
-    def pulse() -> None:
-        while not over.wait(0.005):
-            with frozen(*pids):
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._turn, self._over = threading.Lock(), threading.Event()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """They stand still. They do not run at their full speed before or after."""
+        with self._turn, frozen(*self._pids):
+            yield
+
+    def pulse(self) -> None:
+        """Lets them run now and then, until the end."""
+        while not self._over.wait(0.005):
+            with self.frozen():
                 time.sleep(0.1)
 
-    pulses = threading.Thread(target=pulse)
+    def end(self) -> None:
+        self._over.set()
+
+
+@contextlib.contextmanager
+def slowed(*pids: int) -> Iterator[Slow]:
+    """The processes run a twentieth of the time, so that what they do lasts however slow the test is."""
+    slow = Slow(*pids)
+    pulses = threading.Thread(target=slow.pulse)
     pulses.start()
     try:
-        yield
+        yield slow
     finally:
-        over.set()
+        slow.end()
         pulses.join()
 
 

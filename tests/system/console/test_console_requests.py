@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.console.browser import Browser
 from tests.system.console.pages import COMPLETIONS, address, plant
-from tests.system.served import Served, fetch, wait_until
+from tests.system.served import Served, fetch, slowed, wait_until
 
 pytestmark = pytest.mark.system
 LISTS_ONE = "document.querySelectorAll('tbody tr').length === 1"
@@ -22,17 +22,25 @@ COLOUR_OF_FAILURES = """
 """
 
 
+def engines(pids: dict[str, int]) -> list[int]:
+    return [pid for name, pid in pids.items() if name.startswith("engine-")]
+
+
 def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served, browser: Browser):
     body = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     browser.open(address(console, "requests"))
-    browser.js(f"{COMPLETIONS} complete({json.dumps(body)}, 'planted-1').then(() => {{ window.done = true; }}), null")
 
     def engine() -> str:
         found = fetch(console, "GET", "/v1/requests?q=planted-1&state=running").json["data"]
         return found[0]["engines"][0] if found and found[0]["completion_tokens"] > 5 else ""
 
-    wait_until(lambda: bool(engine()), 60)
-    os.kill(console.pids()[engine()], signal.SIGKILL)
+    pids = console.pids()
+    with slowed(*engines(pids)):
+        browser.js(
+            f"{COMPLETIONS} complete({json.dumps(body)}, 'planted-1').then(() => {{ window.done = true; }}), null"
+        )
+        wait_until(lambda: bool(engine()), 60)
+        os.kill(pids[engine()], signal.SIGKILL)
     browser.wait("window.done", 60)
     browser.fill("main input[type=search]", "planted-1")
     browser.wait(f"{LISTS_ONE} && document.querySelector('tbody').innerText.includes('completed')")
@@ -69,15 +77,18 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
         browser.wait("document.querySelector('.verdict strong')")
         return browser.text(".verdict strong")
 
-    def running() -> list[Any]:
-        return fetch(console, "GET", "/v1/requests?q=ahead-&state=running").json["data"]
+    def running(name: str) -> list[Any]:
+        return fetch(console, "GET", f"/v1/requests?q={name}&state=running").json["data"]
 
     threads = [Thread(target=complete, args=(f"ahead-{n}",), kwargs={"max_tokens": 1000}) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    # The engines have four places together; the fifth sequence waits.
-    wait_until(lambda: len(running()) > 4, 60)
-    assert complete("planted-queue", max_tokens=2) == 200
+    with slowed(*engines(console.pids())):
+        for thread in threads:
+            thread.start()
+        # The engines have four places together; the fifth sequence waits.
+        wait_until(lambda: len(running("ahead-")) > 4, 60)
+        threads.append(Thread(target=complete, args=("planted-queue",), kwargs={"max_tokens": 2}))
+        threads[-1].start()
+        wait_until(lambda: bool(running("planted-queue")), 60)
     for thread in threads:
         thread.join()
     assert re.match("Most of the time: waiting in the (queue of engine-|gateway for)", first_sentence("planted-queue"))
@@ -209,18 +220,19 @@ def test_of_many_slow_requests_few_stand_out_and_a_long_output_has_its_time_for_
 def test_who_cancelled_a_request_is_told(console: Served, browser: Browser):
     body = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     browser.open(address(console, "requests"))
-    browser.js(
-        "window.leaving = new AbortController(); fetch('v1/completions', {method: 'POST', signal: leaving.signal, "
-        "headers: {'content-type': 'application/json', 'x-request-id': 'planted-leaver'}, "
-        f"body: {json.dumps(json.dumps(body))}}}).then((reply) => reply.text()).catch(() => {{}}), null"
-    )
 
     def in_state(state: str) -> bool:
         return bool(fetch(console, "GET", f"/v1/requests?q=planted-leaver&state={state}").json["data"])
 
-    wait_until(lambda: in_state("running"), 60)
-    browser.js("leaving.abort(), null")
-    wait_until(lambda: in_state("cancelled"), 60)
+    with slowed(*engines(console.pids())):
+        browser.js(
+            "window.leaving = new AbortController(); fetch('v1/completions', {method: 'POST', signal: leaving.signal, "
+            "headers: {'content-type': 'application/json', 'x-request-id': 'planted-leaver'}, "
+            f"body: {json.dumps(json.dumps(body))}}}).then((reply) => reply.text()).catch(() => {{}}), null"
+        )
+        wait_until(lambda: in_state("running"), 60)
+        browser.js("leaving.abort(), null")
+        wait_until(lambda: in_state("cancelled"), 60)
     browser.open("about:blank")
     browser.open(address(console, "requests/planted-leaver"))
     browser.wait("document.querySelector('.verdict')")

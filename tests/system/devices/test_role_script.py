@@ -176,7 +176,7 @@ def test_use_openai_0_in_the_scheduler_serves_generate_alone(deployed: Machine, 
     assert status == 200
     assert len(answer["text"]) == 1
     assert ask(ports[2], "/v1/completions", {"model": "demo", "prompt": "A"})[0] == 404
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}/health", timeout=20) as health:
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}/health", timeout=60) as health:
         assert health.status == 200
 
 

@@ -9,7 +9,7 @@ from tests.models import make_model
 from tests.system.models.greedy_streams import counted, expected, read
 from tests.system.served import serve_tiny, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(300)]
 KINDS = (
     "lfm2", "lfm2 with experts", "lfm3",
     "qwen3_5", "qwen3_5 with experts", "qwen3_next", "kimi_linear",

@@ -14,7 +14,7 @@ from antiphon.shared.subjects import model_token
 from tests.models import make_model
 from tests.system.served import READY_S, Served, fetch, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 SECOND = "org/second.v1"
 ENGINES = {"tiny": "engine", SECOND: f"{model_token(SECOND)}-engine"}
 STREAMS, TOKENS = 4, 400

@@ -77,7 +77,7 @@ def test_a_killed_engine_is_told_once_and_again_when_it_is_back_all_in_json(as_j
     for one in as_json.records:
         assert {"time", "level", "member", "logger", "message"} <= one.keys()
     lost = [one["id"] for one in fetch(as_json, "GET", "/admin/topology").json["lost"]]
-    assert lost == ["engine-1"]
+    assert lost.count("engine-1") == 1
 
 
 def test_the_access_log_can_be_switched_off(model: Path):

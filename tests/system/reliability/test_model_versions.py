@@ -13,7 +13,7 @@ from antiphon import cli
 from tests.models import make_model
 from tests.system.served import Served, fetch, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 STREAMS, SWAPS, TOKENS = 8, 2, 100
 ASK = {"model": "tiny", "prompt": "Once", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 

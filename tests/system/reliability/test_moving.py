@@ -15,7 +15,7 @@ import pytest
 from tests.models import make_model
 from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 STREAMS, TOKENS = 4, 800
 UNDISTURBED: list[tuple[str, str]] = []
 SERVICES = ("gateway", "tokenizer", "detokenizer", "engine")

@@ -318,13 +318,13 @@ def test_streams_of_every_kind_survive_the_death_of_their_gateway(served: Served
         wait_until(lambda: "gateway-1" in served.pids(), 60)
         streams = {name: connected(served, "gateway-1") for name in MIX if name in missing}
         pids = served.pids()
-        with slowed(pids["engine-1"]):
+        with slowed(pids["engine-1"]) as slow:
             for name, stream in streams.items():
                 stream.ask("POST", *MIX[name])
             for stream in streams.values():
                 stream.read(2)
-        with frozen(pids["engine-1"]):
-            os.kill(pids["gateway-1"], signal.SIGKILL)
+            with slow.frozen():
+                os.kill(pids["gateway-1"], signal.SIGKILL)
         for name, stream in streams.items():
             events = resumed(served, stream, *MIX[name])
             assert told(events) == right[name], name
@@ -364,13 +364,13 @@ def test_a_stream_that_is_resumed_elsewhere_ends_its_former_run(served: Served) 
     wait_until(lambda: "gateway-1" in served.pids(), 60)
     stream = connected(served, "gateway-2")
     engine = served.pids()["engine-1"]
-    with slowed(engine):
+    with slowed(engine) as slow:
         stream.ask("POST", path, body)
         stream.read(3)
-    with frozen(engine):
-        number = len(stream.events)
-        after = Events(served, "POST", path, body, **{"Last-Event-ID": stream.last_id})
-        time.sleep(0.2)
+        with slow.frozen():
+            number = len(stream.events)
+            after = Events(served, "POST", path, body, **{"Last-Event-ID": stream.last_id})
+            time.sleep(0.2)
     after.read()
     assert told(stream.events[:number] + after.events) == right
     with pytest.raises(Broken):
@@ -403,19 +403,19 @@ def test_a_gateway_that_ends_before_its_streams_leaves_them_to_their_clients(ser
     pids = served.pids()
     # Many connections may be needed until the kernel has chosen this gateway twice: the streams begin after that.
     stream, plain = connected(served, "gateway-2"), connected(served, "gateway-2")
-    with slowed(pids["engine-1"]):
+    with slowed(pids["engine-1"]) as slow:
         stream.ask("POST", path, body, **{"X-Antiphon-Resumable": "1"})
         plain.ask("POST", path, body)
         stream.read(2)
         plain.read(2)
-    with frozen(pids["engine-1"]):
-        os.kill(pids["gateway-2"], signal.SIGTERM)
-        with pytest.raises(Broken):
-            plain.read()
-        assert json.loads(plain.events[-1])["error"]["code"] == "draining"
-        with pytest.raises(Broken):
-            stream.read()
-        assert "error" not in json.loads(stream.events[-1])
+        with slow.frozen():
+            os.kill(pids["gateway-2"], signal.SIGTERM)
+            with pytest.raises(Broken):
+                plain.read()
+            assert json.loads(plain.events[-1])["error"]["code"] == "draining"
+            with pytest.raises(Broken):
+                stream.read()
+            assert "error" not in json.loads(stream.events[-1])
     assert told(resumed(served, stream, path, body)) == right
 
 

@@ -78,7 +78,7 @@ class Rig:
         self.task = asyncio.create_task(self.actor.run())
 
     async def ask(self, message: Message, subject: str = "") -> Message:
-        return await ask(self.peer, subject or self.subjects.tokenize("m"), message, REPLIES, timeout_s=20)
+        return await ask(self.peer, subject or self.subjects.tokenize("m"), message, REPLIES, timeout_s=60)
 
     async def tokenize(self, *prompts: str, **options: Any) -> list[str]:
         reply = await self.ask(TokenizeRequest(request_id="r", model="m", prompts=prompts, **options))
@@ -355,7 +355,7 @@ async def serve(settings: TokenizerSettings, message: Message) -> Message:
     await service.start(Host(transport=own, subjects=subjects, clock=SystemClock(), id="t1", instance_id="b1"))
     run = asyncio.create_task(service.run())
     try:
-        return await ask(peer, subjects.tokenize(model_name(described(settings))), message, REPLIES, timeout_s=20)
+        return await ask(peer, subjects.tokenize(model_name(described(settings))), message, REPLIES, timeout_s=60)
     finally:
         await service.drain()
         await run
@@ -501,6 +501,6 @@ async def test_a_span_covers_each_tokenize_request(rig: Rig, monkeypatch: pytest
     headers = {"traceparent": "00-1-2-01"}
     for prompt in ("short", LONG):
         message = TokenizeRequest(request_id="r", model="m", prompts=(prompt,))
-        await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=20, headers=headers)
+        await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=60, headers=headers)
     assert [(name, values["parent"]) for name, values in spans] == [("tokenize", headers)] * 2
     assert [values[telemetry.Names.USAGE_INPUT_TOKENS] > 0 for _, values in spans] == [True, True]
