@@ -194,7 +194,7 @@ def test_texts_go_on_without_the_image_service_which_comes_back(served: Served, 
     new = image(70, 70, 6)
     assert text_of(ask(served, [part(new)])) == expected(model, [new])[1]
     topology = fetch(served, "GET", "/admin/topology").json
-    assert [one["id"] for one in topology["lost"]][:1] == ["vision-1"]
+    assert "vision-1" in [one["id"] for one in topology["lost"]]
     [found] = [one for one in topology["members"] if one["service"] == "vision"]
     assert found["resources"]["rss_bytes"] > 0
 
