@@ -26,8 +26,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def served(directories: list[Path]) -> Iterator[Served]:
-    """The first version; former versions stay for some seconds."""
-    flags = ("--served-model-name=tiny", "--keep-former-version=3", "--threads=1", "--record-requests=1000")
+    """The first version; former versions stay for longer than a busy machine takes to ask for one."""
+    flags = ("--served-model-name=tiny", "--keep-former-version=15", "--threads=1", "--record-requests=1000")
     with until_the_end(Served(f"--model={directories[0]}", *flags)) as started:
         yield started
 
