@@ -330,7 +330,7 @@ async def test_while_a_very_long_text_is_encoded_others_are_too_and_clients_take
     await rig.start(SlowRenderer())
     size = TOKENIZER_LONG_BYTES_MAX + 1
     tasks = [asyncio.create_task(rig.tokenize("held" + "a" * size, client="bob"))]
-    await asyncio.to_thread(held.is_held.wait, 20)
+    await asyncio.to_thread(held.is_held.wait, 60)
     for mark, client in (("bob2", "bob"), ("bob3", "bob"), ("ann1", "ann")):
         tasks.append(asyncio.create_task(rig.tokenize(mark + "a" * size, client=client)))
         while len(rig.actor._jobs) < len(tasks):
