@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.services.gateway.ops.timeline.slowness import ALARM_MIN
 from tests.system.console.browser import Browser
 from tests.system.console.pages import COMPLETIONS, address, plant
 from tests.system.served import Served, fetch, slowed, wait_until
@@ -106,13 +107,13 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
 
 
 def slow_tokenizer(served: Served, name: str) -> None:
-    """Runs a request while the tokenizers stand still for about two seconds, and a few usual ones before."""
+    """Runs a request while the tokenizers stand still for about two seconds, and usual ones before: as many as tell."""
 
     def complete(request_id: str) -> None:
         body = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
         assert fetch(served, "POST", "/v1/completions", body, **{"X-Request-Id": request_id}).status == 200
 
-    for number in range(6):
+    for number in range(ALARM_MIN):
         complete(f"usual-{number}")
     tokenizers = [pid for process, pid in served.pids().items() if process.startswith("tokenizer")]
     thread = Thread(target=complete, args=(name,))
