@@ -121,7 +121,7 @@ async def test_a_log_in_files_survives_its_server_and_one_in_memory_does_not(
     caplog.set_level("INFO")
     transport = await nats_connect(private_nats_server, "one")
     kept = await log_of(transport, subjects, storage="file", timeout_s=5.0)
-    lost = await log_of(transport, subjects, per_subject=1)
+    lost = await log_of(transport, subjects, per_subject=1, timeout_s=5.0)
     number = await kept.append(f"{subjects.namespace}.log0.a", b"1")
     await lost.append(f"{subjects.namespace}.log1.a", b"1")
     private_nats_server.kill()

@@ -182,14 +182,15 @@ async def test_a_connection_whose_response_is_resumed_elsewhere_gets_an_error_an
         generation = await backend.generations.get()
         steps = text_batches("Good ", "day")
         generation.put(steps[0])
+        await connection.head()
         shown = b""
         while b"output_text.delta" not in shown:
-            shown += await connection.reader.read(1 << 16)
+            shown += await connection.chunk()
         last = ids_of(shown)[-1]
         resumed = asyncio.create_task(call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}"))
         again = await backend.generations.get()
         again.put([replace(steps[1][0], text="Good day")], None)
-        taken = await connection.reader.read()
+        taken = await connection.rest()
         rest = await resumed
         assert b"event: error" in taken
         assert b'"code":"stream_taken"' in taken
