@@ -10,6 +10,7 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from antiphon.services.gateway.apis.openai.request_context import RequestContext
 from antiphon.services.gateway.edge.access.kept_images import KeptImages, kept_image
 from antiphon.services.gateway.edge.access.log_part import GatewayLogs
 from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.guests.responses import response_object
 from antiphon.services.gateway.guests.resume.running import RunningStream
 from antiphon.services.gateway.guests.resume.store import StreamStore
 from antiphon.services.gateway.guests.resume.streams import Streams
@@ -137,6 +139,8 @@ async def test_a_stream_is_resumed_with_its_id_time_and_seed(nats_connect, nats_
 async def test_a_stream_of_another_api_is_resumed_in_its_own_form(
     nats_connect, nats_server, subjects, path, body, monkeypatch
 ):
+    # Each run says in whole seconds when it was completed.
+    monkeypatch.setattr(response_object, "time", SimpleNamespace(time=lambda: 1_700_000_000.0))
     # With its first tokens known, the engine would give the text of both in one piece, and so in one event.
     monkeypatch.setattr(limits, "STREAM_JOURNAL_S", 600.0)
     transport = await nats_connect(nats_server, "one")
