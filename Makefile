@@ -41,6 +41,8 @@ serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model 
 
 test: install  ## all tests that need no Docker (ARGS="-k name"; ARGS="-n 0": in one process)
 	@rm -f $(SPEC_REPORT)
+	@# The sources may have changed since the installation: the systems that tests start would all wait for the compiler.
+	@$(BIN)/python -m antiphon.services.engine.backends.cpu >/dev/null
 	@# Compiled modules are kept, also where that is switched off: the tests start a thousand processes.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --spec-report=$(SPEC_REPORT) $(ARGS)
 

@@ -12,7 +12,7 @@ from tests.attack.target import Keys
 from tests.support import warm
 from tests.system.served import Served
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 
 MAKES: tuple[tuple[Make, float], ...] = (

@@ -122,12 +122,12 @@ def test_a_service_that_takes_too_much_memory_is_ended_and_told() -> None:
     watch = MemoryWatch(process.pid, limit_mib=200.0)
     try:
         peak: dict[str, float] = {}
-        wait_until(lambda: bool(peak.update(watch.take()[0]) or peak), 30.0)
+        wait_until(lambda: bool(peak.update(watch.take()[0]) or peak), 60)
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
         ended: list[str] = []
-        wait_until(lambda: bool(ended.extend(watch.take()[1]) or "engine-1" in ended), 30.0)
+        wait_until(lambda: bool(ended.extend(watch.take()[1]) or "engine-1" in ended), 60)
         assert set(peak) == {"engine-1"}
     finally:
         watch.close()

@@ -316,7 +316,7 @@ async def test_stores_work_for_those_who_have_them(connect):
     await made(connect)
     for name, bucket in (("g1", quotas(S)), ("g1", adapters(S)), ("e1", adapters(S)), ("launcher", models(S))):
         user = await connect(name)
-        store = user.transport.key_value_store(bucket, timeout_s=2)
+        store = user.transport.key_value_store(bucket, timeout_s=60)
         assert await store.replace(f"{name}-key", b"value", 0) is not None
         found = await store.get(f"{name}-key")
         assert found is not None
@@ -325,7 +325,7 @@ async def test_stores_work_for_those_who_have_them(connect):
     gateway = await connect("g1")
     for config in stores(S, "memory"):
         if isinstance(config, LogConfig):
-            log = gateway.transport.durable_log(config, timeout_s=2)
+            log = gateway.transport.durable_log(config, timeout_s=60)
             subject = config.subject.replace("*.*", "g1.i").replace("*", "x")
             await log.open()
             number = await log.append(subject, b"value")

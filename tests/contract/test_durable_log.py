@@ -9,6 +9,9 @@ from antiphon.shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, L
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.subjects import bucket_name
 
+TIMEOUT_S = 60.0
+"""For operations that are answered."""
+
 
 def config_of(subjects, per_subject: int = 0, **options) -> LogConfig:
     return LogConfig(
@@ -24,7 +27,7 @@ async def make(transport, config: LogConfig) -> None:
     await transport.make_store(config, replicas=1, timeout_s=60.0)
 
 
-async def log_of(transport, subjects, timeout_s: float = 2.0, **options):
+async def log_of(transport, subjects, timeout_s: float = TIMEOUT_S, **options):
     """A log that exists."""
     config = config_of(subjects, **options)
     await make(transport, config)
@@ -49,7 +52,8 @@ async def test_several_make_a_log_that_takes_most_of_the_servers_memory(bus, sub
     config = config_of(subjects, max_bytes=9 * 2**30)
     await asyncio.gather(*(make(transport, config) for transport in transports for _ in range(2)))
     await make(transports[1], config)
-    assert await transports[0].durable_log(config, timeout_s=2.0).append(f"{subjects.namespace}.log0.a", b"1") == 1
+    log = transports[0].durable_log(config, timeout_s=TIMEOUT_S)
+    assert await log.append(f"{subjects.namespace}.log0.a", b"1") == 1
 
 
 async def test_many_messages_are_read_in_order_without_a_request_for_each(bus, subjects):
@@ -116,8 +120,8 @@ async def test_a_log_in_files_survives_its_server_and_one_in_memory_does_not(
 ):
     caplog.set_level("INFO")
     transport = await nats_connect(private_nats_server, "one")
-    kept = await log_of(transport, subjects, storage="file", timeout_s=0.5)
-    lost = await log_of(transport, subjects, per_subject=1, timeout_s=0.5)
+    kept = await log_of(transport, subjects, storage="file", timeout_s=5.0)
+    lost = await log_of(transport, subjects, per_subject=1, timeout_s=5.0)
     number = await kept.append(f"{subjects.namespace}.log0.a", b"1")
     await lost.append(f"{subjects.namespace}.log1.a", b"1")
     private_nats_server.kill()

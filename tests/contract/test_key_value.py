@@ -8,12 +8,15 @@ from antiphon.shared.bus.key_value import BucketConfig, Entry, StoreUnavailableE
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.subjects import bucket_name
 
+TIMEOUT_S = 60.0
+"""For operations that are answered."""
+
 
 def config_of(subjects, ttl_s: float = 60.0) -> BucketConfig:
     return BucketConfig(bucket_name(subjects.namespace, "test"), ttl_s)
 
 
-async def store_of(transport, subjects, ttl_s: float = 60.0, timeout_s: float = 2.0):
+async def store_of(transport, subjects, ttl_s: float = 60.0, timeout_s: float = TIMEOUT_S):
     """A store that exists."""
     await transport.make_store(config_of(subjects, ttl_s), replicas=1, timeout_s=60.0)
     return transport.key_value_store(config_of(subjects, ttl_s), timeout_s=timeout_s)
@@ -69,15 +72,16 @@ async def test_an_entry_that_nobody_writes_disappears_and_can_be_written_anew(bu
 @pytest.mark.nats
 async def test_a_store_comes_back_with_its_server(private_nats_server, nats_connect, subjects):
     transport = await nats_connect(private_nats_server, "one")
-    store = await store_of(transport, subjects, timeout_s=0.3)
+    store = await store_of(transport, subjects)
     await store.replace("a", b"1", 0)
+    brief = await store_of(transport, subjects, timeout_s=0.3)
     private_nats_server.kill()
     with pytest.raises(StoreUnavailableError):
-        await store.get("a")
+        await brief.get("a")
     private_nats_server.start()
     await transport.barrier()
     with pytest.raises(StoreUnavailableError):
-        await store.get("a")
+        await brief.get("a")
     await store_of(transport, subjects)
     async with asyncio.timeout(60):
         while True:

@@ -27,11 +27,11 @@ class Link:
         self.lost, self.back = asyncio.Event(), asyncio.Event()
         transport.on_disconnect, transport.on_reconnect = self.lost.set, self.back.set
 
-    async def wait_lost(self, timeout_s: float = 10.0) -> None:
+    async def wait_lost(self, timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             await self.lost.wait()
 
-    async def wait_back(self, timeout_s: float = 10.0) -> None:
+    async def wait_back(self, timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             await self.back.wait()
 
@@ -40,7 +40,7 @@ class Received(asyncio.Queue):
     def __call__(self, delivery) -> None:
         self.put_nowait(delivery.payload)
 
-    async def next(self, timeout_s: float = 5.0) -> bytes:
+    async def next(self, timeout_s: float = 60.0) -> bytes:
         async with asyncio.timeout(timeout_s):
             return await self.get()
 
@@ -156,7 +156,7 @@ async def test_a_frozen_server_shows_as_disconnected_and_comes_back(private_nats
     one = await nats_connect(private_nats_server, "one")
     link = Link(one)
     private_nats_server.freeze()
-    await link.wait_lost(5)
+    await link.wait_lost(20)
     assert not one.connected
     private_nats_server.thaw()
     await link.wait_back()
@@ -238,7 +238,7 @@ async def test_connecting_can_be_cancelled(private_nats_server, nats_connect):
     connecting = asyncio.create_task(nats_connect(private_nats_server, "one"))
     await asyncio.wait({connecting}, timeout=0.1)
     connecting.cancel()
-    await asyncio.wait({connecting}, timeout=5)
+    await asyncio.wait({connecting}, timeout=60)
     assert connecting.cancelled()
 
 

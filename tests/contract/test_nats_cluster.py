@@ -58,7 +58,7 @@ class Cluster:
     def end(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
     def _all_listen(self) -> bool:
         joined = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self.routes)
@@ -88,7 +88,7 @@ class Cluster:
     def kill(self, number: int) -> None:
         self.killed.add(number)
         self.processes[number].kill()
-        self.processes[number].wait(10)
+        self.processes[number].wait(60)
 
     def check(self) -> None:
         """Fails if a server that was not killed has ended."""

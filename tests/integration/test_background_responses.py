@@ -84,7 +84,7 @@ class Deployment:
 
 
 async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = condition()
             if found if isinstance(found, bool) else await found:

@@ -114,6 +114,12 @@ class Rig:
         control = self.subjects.detokenizer_control(self.detokenizer.id, self.detokenizer.instance_id)
         assert await ask(self.transport, control, message, REPLIES, timeout_s=60) == Ack(owned.sequence_id)
 
+    async def heartbeats(self) -> None:
+        """Tells the detokenizers without end that the gateway lives: they drop the streams of a silent one."""
+        while True:
+            await self.heartbeat()
+            await asyncio.sleep(0.25)
+
     async def heartbeat(self) -> None:
         beat = heartbeat("gateway", "g", "b", GatewayStatus(num_requests=len(self.owned)), interval_s=0.25)
         await self.transport.publish(self.subjects.heartbeat("gateway", "g"), encode(beat))
@@ -157,7 +163,7 @@ class Rig:
     async def finish(self) -> None:
         """Generates to the end, answering what is asked for again."""
         await self.run_until(1.0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(owned.finish_reason is None for owned in self.owned.values()):
                 self.progress.clear()
                 while not self.replays.empty():
@@ -194,7 +200,10 @@ async def rig(
     for n, text in enumerate(texts):
         text += f"{STOP} and more {n}" if n % 3 == 0 else ""
         rig.owned[f"r{n}"] = Owned(f"r{n}", rig.tokenizer.encode(text, add_special_tokens=False).ids)
+    beating = asyncio.create_task(rig.heartbeats())
     yield rig
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
     await processes.close()
 
 

@@ -26,7 +26,7 @@ from tests.integration.edge import (
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 COMPLETION: dict[str, Any] = {"prompt": "hi", "stream": True}
 GOLDEN = Path(__file__).parents[1] / "golden"
-REAL_DELAY_S = 5.0
+REAL_DELAY_S = 60.0
 
 
 def update(text: str, index: int = 0, **fields: Any) -> SequenceUpdate:

@@ -52,7 +52,7 @@ async def port(
         beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))
         beats.set_state("ready")
         tasks += [asyncio.create_task(beats.run()), asyncio.create_task(service.run())]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await call(unused_port, "GET", "/readyz")).status != 200:
             await asyncio.sleep(0.02)
     yield unused_port

@@ -127,14 +127,21 @@ async def test_errors_become_the_client_s_own_exceptions():
                 await api.chat.completions.create(model="org/toy", messages=MESSAGES)
 
 
-async def test_the_client_comes_back_after_the_time_it_was_told():
+async def test_the_client_comes_back_after_the_time_it_was_told(monkeypatch: pytest.MonkeyPatch):
     backend = ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Busy.", retry_after_s=0.05))
-    clock = asyncio.get_running_loop().time
+    waits: list[float] = []
     async with serving(backend) as port, client(port, max_retries=1) as api:
-        began = clock()
+        calculate = api._calculate_retry_timeout
+
+        def calculated(*given: Any, **named: Any) -> float:
+            waits.append(calculate(*given, **named))
+            return waits[-1]
+
+        monkeypatch.setattr(api, "_calculate_retry_timeout", calculated)
         with pytest.raises(openai.InternalServerError):
             await api.chat.completions.create(model="org/toy", messages=MESSAGES)
-        assert 0.05 <= clock() - began < 0.5
+    [wait] = waits
+    assert 0.05 <= wait < 0.1
     assert len(backend.requests) == 2
 
 

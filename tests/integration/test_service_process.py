@@ -33,13 +33,13 @@ class Process:
         self.heartbeats.put_nowait(codec.Decoder((Heartbeat,)).decode(delivery.payload))
 
     async def heartbeat(self, state: str) -> Heartbeat:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (heartbeat := await self.heartbeats.get()).state != state:
                 pass
         return heartbeat
 
     async def line(self, end: str) -> str:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while line := (await self.process.stderr.readline()).decode().rstrip("\n"):
                 self.lines.append(line)
                 if line.endswith(end):
@@ -47,7 +47,7 @@ class Process:
         raise AssertionError("\n".join(self.lines))
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             self.lines += (await self.process.stderr.read()).decode().splitlines()
             return await self.process.wait()
 

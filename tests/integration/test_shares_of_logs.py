@@ -34,6 +34,7 @@ def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STREAM_STORE_BYTES", "BACKGROUND_RECORD_BYTES", "BACKGROUND_EVENT_BYTES"):
         monkeypatch.setattr(limits, name, {"memory": 35 * SIZE})
     monkeypatch.setattr(limits, "RESPONSES_BYTES_MAX", 35 * SIZE)
+    monkeypatch.setattr(limits, "STREAM_STORE_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ from antiphon.services.engine.backends.torch.worker import TorchWorker
 from antiphon.services.engine.core.plan import CoreLimits, StepPlan, StepResult
 from antiphon.services.engine.core.request import Outcome, SequenceSpec
 from antiphon.services.engine.executor import Executor
+from antiphon.services.engine.models.kv_groups import freeing_windows, num_groups
+from antiphon.services.engine.models.registry import has_family
 from antiphon.services.engine.steps.loop import StepReport
 from antiphon.services.engine.worker.interface import ModelWorker
+from antiphon.services.engine.worker.loading.model_files import describe_model, read_config
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS, TORCH_VARIANTS
@@ -136,6 +139,12 @@ def settings(directory: Path, **overrides: Any) -> EngineSettings:
             **overrides,
         }
     )
+
+
+def few_blocks(directory: Path, count: int) -> int:
+    """Returns how many blocks have room for as many tokens as `count` blocks of a model without groups of layers."""
+    grouped = has_family(read_config(directory))
+    return count * num_groups(freeing_windows(describe_model(directory))) if grouped else count
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:

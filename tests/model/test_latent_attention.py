@@ -25,7 +25,7 @@ from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import make_checkpoints
 from tests.unit.engine.kv.engines import PROMPT, run, started
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 CPU = torch.device("cpu")
 DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],

@@ -24,6 +24,7 @@ from tests.model.harness import (
     Engine,
     Models,
     Reference,
+    few_blocks,
     make_prompt,
     on_both,
 )
@@ -83,7 +84,9 @@ def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: 
 def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False)
-    engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=11, swap_space=0.0)
+    engine = Engine(
+        models(variant), limits, backend, num_gpu_blocks_override=few_blocks(models(variant), 11), swap_space=0.0
+    )
     answers = engine.generate(prompts)
     assert answers == reference(variant, prompts, answers)
     joined = [sequence.sequence_id for plan in engine.plans for sequence in plan.new]
@@ -102,7 +105,7 @@ def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
         models(variant),
         CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False),
         backend,
-        num_gpu_blocks_override=11,
+        num_gpu_blocks_override=few_blocks(models(variant), 11),
     )
     answers = engine.generate(prompts)
     assert answers == reference(variant, prompts, answers)
@@ -212,7 +215,10 @@ def test_thirty_two_sequences_at_once_give_the_same_tokens(
     assert answers == expected
     assert max(len(plan.scheduled) for plan in plain.plans) == 32
     crowded = Engine(
-        models(variant), CoreLimits(max_num_seqs=32, max_num_batched_tokens=48), backend, num_gpu_blocks_override=60
+        models(variant),
+        CoreLimits(max_num_seqs=32, max_num_batched_tokens=48),
+        backend,
+        num_gpu_blocks_override=few_blocks(models(variant), 60),
     )
     assert crowded.generate(prompts) == expected
     assert crowded.core.counters().preemptions > 0

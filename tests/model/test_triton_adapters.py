@@ -17,7 +17,7 @@ from tests.model.harness import Engine, Models, greedy, make_prompt
 from tests.model.recomputed import Recomputed
 from tests.models import greedy_reference
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 NUM_TOKENS = 2
 TARGETS = {
     "llama with biases": LLAMA_TARGETS,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from antiphon.services.engine.core.plan import StepResult
+from antiphon.services.engine.core.plan import CoreLimits, StepResult
 from antiphon.services.engine.worker.interface import ModelWorker
 from antiphon.services.engine.worker.step_worker import StepWorker
 from antiphon.shared.parameters.sampling import SamplingParams
-from tests.model.harness import make_prompt, make_worker
+from tests.model.harness import Engine, make_prompt, make_worker
 from tests.models import VOCAB_SIZE, make_model
 from tests.support.window_plans import Share, WindowPlans
 
@@ -161,3 +161,23 @@ def test_blocks_of_every_group_are_exchanged(windowed: Models, backend: str) -> 
     layers = ((2, 4), (0, 1), (3,))
     for part, own in zip(by_group, layers, strict=True):
         assert part[: len(own)].tolist() == by_layer[0][list(own)].tolist()
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_the_same_memory_holds_more_long_sequences(windowed: Models, backend: str) -> None:
+    """A block of a group of two layers takes two fifths of the memory of a block of five layers."""
+    prompts, limits = [make_prompt(250, seed=seed) for seed in range(6)], CoreLimits(max_num_batched_tokens=48)
+    answers, most = list[list[list[int]]](), list[int]()
+    for disabled, num_blocks in ((True, 40), (False, 100)):
+        engine = Engine(
+            windowed("gemma3"), limits, backend,
+            num_gpu_blocks_override=num_blocks, disable_hybrid_kv_cache_manager=disabled, max_model_len=300,
+        )  # fmt: skip
+        answers.append(engine.generate(prompts))
+        running, at_once = set[int](), 0
+        for plan in engine.plans:
+            running = (running - set(plan.freed_rows)) | {new.row for new in plan.new}
+            at_once = max(at_once, len(running))
+        most.append(at_once)
+    assert answers[0] == answers[1]
+    assert (most[0], most[1] >= 4) == (2, True)

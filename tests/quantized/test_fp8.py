@@ -25,7 +25,7 @@ from tests.model.harness import make_prompt, make_worker, settings
 from tests.model.looped import run
 from tests.models import greedy_reference, make_model
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 PROMPT, NUM_TOKENS = make_prompt(9), 4
 ROUNDED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -20,7 +20,7 @@ from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 from tests.support.ranks import RankThreads
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False)
 PROMPTS = [make_prompt(length) for length in (5, 40)]
 

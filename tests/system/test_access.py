@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,10 +56,13 @@ def ask(served: Served, key: str, **headers: str) -> Answer:
 
 
 def test_a_limit_holds_for_both_gateways_together(served: Served) -> None:
+    began = time.monotonic()
     answers = [ask(served, "sk-counted") for _ in range(30)]
+    returned = (time.monotonic() - began) / 6.0
     passed = [answer for answer in answers if answer.status == 200]
-    # The connections are spread over the gateways. Each may hold one request of its share for a second.
-    assert 9 <= len(passed) <= 12
+    # The connections are spread over the gateways. Each may hold one request of its share for a second. Every six
+    # seconds one of the ten comes back.
+    assert 9 <= len(passed) <= 12 + returned
     assert {answer.status for answer in answers} == {200, 429}
     refused = next(answer for answer in answers if answer.status == 429)
     assert refused.json["error"]["code"] == "rate_limit_exceeded"
@@ -75,7 +79,7 @@ def test_each_answer_has_a_line_in_the_file(served: Served, files: Path) -> None
         found = [json.loads(line) for line in (files / "usage.jsonl").read_text().splitlines()]
         return [line for line in found if line["client_request_id"] == "mine"]
 
-    wait_until(lambda: bool(lines()), 10)
+    wait_until(lambda: bool(lines()), 60)
     [line] = lines()
     assert f"cmpl-{line['request_id']}" == answer.json["id"]
     assert (line["key"], line["model"], line["outcome"]) == ("other", "tiny", "completed")
@@ -130,4 +134,4 @@ def test_keys_change_without_a_restart(served: Served, files: Path) -> None:
     replacement.rename(files / "keys.toml")
     # Each gateway looks at the file for itself.
     for _ in range(4):
-        wait_until(lambda: ask(served, "sk-changed").status == 200 and ask(served, "sk-other").status == 401, 10)
+        wait_until(lambda: ask(served, "sk-changed").status == 200 and ask(served, "sk-other").status == 401, 60)

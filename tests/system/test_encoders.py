@@ -19,7 +19,7 @@ from antiphon import LLM, PoolingParams
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
 from tests.whole_text_models import VOCAB, write_encoder, write_sentence_files, write_token_classifier
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 TEXTS = ["The cat sat on the mat.", "a dog in the fog", "pets", "the kitten sat on a stone, 12 dogs"]
 QUERY = "cats and dogs"
 EXACT: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.system.served import Served, fetch, serve_tiny, until_the_end
+from tests.system.served import Served, fetch, serve_tiny, slowed, until_the_end
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -97,10 +97,12 @@ def test_a_batch_runs_behind_other_requests_and_is_continued_after_its_gateway_w
     ):
         file = client.files.create(file=("in.jsonl", data), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-        batch = until(client, batch.id, lambda batch: counts(batch) >= 10)
-        client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
-        # Of the 64 requests of the batch that were in the system, those that ran or were next had precedence.
-        assert counts(client.batches.retrieve(batch.id)) - counts(batch) < 32
+        # The engine is slow, so that the batch does not go on while this process gets no processor.
+        with slowed(served.pids()["engine-1"]):
+            batch = until(client, batch.id, lambda batch: counts(batch) >= 10)
+            client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
+            # Of the 64 requests of the batch that were in the system, those that ran or were next had precedence.
+            assert counts(client.batches.retrieve(batch.id)) - counts(batch) < 32
         os.kill(served.pids()["gateway-1"], signal.SIGKILL)
         batch = until(client, batch.id, lambda batch: batch.status in END)
         assert (batch.status, counts(batch)) == ("completed", count)

@@ -140,7 +140,7 @@ def test_streams_of_an_engine_that_is_killed_while_it_thinks_keep_their_budget(
         found = [threads.submit(streamed, number) for number in range(4)]
         # One of the engines is killed while it runs streams.
         killed = served.pids()["engine-1"]
-        wait_until(lambda: b" 0.0" not in _running(served), 30)
+        wait_until(lambda: b" 0.0" not in _running(served), 60)
         os.kill(killed, signal.SIGKILL)
         assert [one.result() for one in found] == [expected] * 4
     wait_until(lambda: served.pids().get("engine-1", killed) != killed, 60)

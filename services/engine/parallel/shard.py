@@ -105,7 +105,8 @@ def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription
         without_mlp=frozenset(layer - layers.start for layer in d.without_mlp if layer in layers),
         kv_groups=(),
     )
-    return freeing_windows(local) if d.kv_groups else local
+    # Pipeline stages have the same numbers of blocks, but layers and so groups of their own.
+    return freeing_windows(local) if d.kv_groups and shard.pp_size == 1 else local
 
 
 def sharded(

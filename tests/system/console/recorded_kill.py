@@ -118,7 +118,7 @@ def _load(served: Served) -> Iterator[None]:
     threads = [threading.Thread(target=client, args=(number,)) for number in range(OTHERS)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: bool(fetch(served, "GET", "/v1/requests?state=running").json["data"]), 30)
+    wait_until(lambda: bool(fetch(served, "GET", "/v1/requests?state=running").json["data"]), 60)
     try:
         yield
     finally:

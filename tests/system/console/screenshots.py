@@ -71,7 +71,7 @@ def _views(browser: Browser, served: Served) -> None:
         _looks(browser, served, "overview", "overview-lost", "document.querySelector('.box.gone')")
         served.process.send_signal(signal.SIGCONT)
     long.join()
-    wait_until(lambda: killed in served.pids(), 20)
+    wait_until(lambda: killed in served.pids(), 60)
     _looks(browser, served, "requests/moved", "request", "document.querySelector('svg .step')")
 
 
@@ -140,7 +140,7 @@ def _slow(browser: Browser, served: Served) -> None:
                 os.kill(pid, signal.SIGSTOP)
             thread = threading.Thread(target=_short, args=(served, number))
             thread.start()
-            wait_until(lambda: _waited_s(served, "order-15") > 2.5, 20)
+            wait_until(lambda: _waited_s(served, "order-15") > 2.5, 60)
             for pid in tokenizers:
                 os.kill(pid, signal.SIGCONT)
             thread.join()
@@ -177,7 +177,7 @@ def _engine_of(served: Served, name: str) -> str:
         found = fetch(served, "GET", f"/v1/requests?q={name}&state=running").json["data"]
         return found[0]["engines"] if found and found[0]["completion_tokens"] else []
 
-    wait_until(lambda: bool(engines()), 20)
+    wait_until(lambda: bool(engines()), 60)
     return engines()[0]
 
 

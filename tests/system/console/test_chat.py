@@ -163,7 +163,7 @@ def test_an_answer_can_be_stopped(console: Served, browser: Browser):
     found = browser.text(".turn.assistant .facts")
     assert "stopped" in found or "3,000 tokens" in found, "stopped, or the model was faster than the page"
     # The server computes nothing any more, although the stream could be resumed.
-    wait_until(lambda: not fetch(console, "GET", "/v1/requests?state=running").json["data"], 10)
+    wait_until(lambda: not fetch(console, "GET", "/v1/requests?state=running").json["data"], 60)
 
 
 def test_every_setting_is_sent_and_can_be_reset(console: Served, browser: Browser):

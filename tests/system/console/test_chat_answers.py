@@ -60,7 +60,7 @@ def kill(served: Served, which: str) -> None:
         names.update(running(served))
         return bool(names)
 
-    wait_until(is_known, 20)
+    wait_until(is_known, 60)
     os.kill(served.pids()[names[which]], signal.SIGKILL)
 
 
@@ -104,7 +104,7 @@ def test_an_answer_whose_server_was_away_for_long_goes_on_when_one_asks_for_it(c
         browser.js("(() => { const now = Date.now; Date.now = () => now() + 61_000; })()")
         browser.wait("document.querySelector('.turn.assistant [role=alert] [name=resume]')")
         assert "cannot be reached" in browser.text(".turn.assistant [role=alert]")
-    wait_until(lambda: gateway in console.pids(), 30)
+    wait_until(lambda: gateway in console.pids(), 60)
     browser.click("[name=resume]")
     assert answer(browser) == expected
 

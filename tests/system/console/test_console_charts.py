@@ -153,7 +153,7 @@ def test_an_engine_shows_its_work_and_its_requests(console: Served, browser: Bro
         found = fetch(console, "GET", "/v1/requests?q=batch-1&state=running").json["data"]
         return found[0]["engines"] if found else []
 
-    wait_until(lambda: bool(engines()), 20)
+    wait_until(lambda: bool(engines()), 60)
     name = engines()[0]
     browser.click(f"a.box[aria-label^={name}]")
     browser.wait("document.querySelector('[aria-label=\"Requests of the engine\"]')?.innerText.includes('batch-1')")

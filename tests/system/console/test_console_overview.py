@@ -182,7 +182,7 @@ def test_a_killed_engine_shows_at_once_and_so_does_its_return(console: Served, b
     browser.wait(f"/^All \\d processes are ready\\. engine-2 was lost \\d+ s ago and is back\\./.test({SENTENCE})")
     assert browser.js("document.querySelectorAll('.arrow.broken').length") == 0
     unload(browser)
-    wait_until(lambda: "engine-2" in console.pids(), 20)
+    wait_until(lambda: "engine-2" in console.pids(), 60)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from antiphon.services.gateway.ops.timeline.slowness import ALARM_MIN
 from tests.system.console.browser import Browser
 from tests.system.console.pages import COMPLETIONS, address, plant
-from tests.system.served import Served, fetch, wait_until
+from tests.system.served import Served, fetch, slowed, wait_until
 
 pytestmark = pytest.mark.system
 LISTS_ONE = "document.querySelectorAll('tbody tr').length === 1"
@@ -22,21 +23,29 @@ COLOUR_OF_FAILURES = """
 """
 
 
+def engines(pids: dict[str, int]) -> list[int]:
+    return [pid for name, pid in pids.items() if name.startswith("engine-")]
+
+
 def test_a_request_is_found_and_its_move_to_another_engine_shows(console: Served, browser: Browser):
     body = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     browser.open(address(console, "requests"))
-    browser.js(f"{COMPLETIONS} complete({json.dumps(body)}, 'planted-1').then(() => {{ window.done = true; }}), null")
 
     def engine() -> str:
         found = fetch(console, "GET", "/v1/requests?q=planted-1&state=running").json["data"]
         return found[0]["engines"][0] if found and found[0]["completion_tokens"] > 5 else ""
 
-    wait_until(lambda: bool(engine()), 20)
-    os.kill(console.pids()[engine()], signal.SIGKILL)
+    pids = console.pids()
+    with slowed(*engines(pids)):
+        browser.js(
+            f"{COMPLETIONS} complete({json.dumps(body)}, 'planted-1').then(() => {{ window.done = true; }}), null"
+        )
+        wait_until(lambda: bool(engine()), 60)
+        os.kill(pids[engine()], signal.SIGKILL)
     browser.wait("window.done", 60)
     browser.fill("main input[type=search]", "planted-1")
     browser.wait(f"{LISTS_ONE} && document.querySelector('tbody').innerText.includes('completed')")
-    assert "moved 1×" in browser.text("tbody")
+    assert re.search(r"moved \d×", browser.text("tbody"))
     browser.click("tbody a")
     browser.wait("document.querySelector('.verdict')")
     assert re.search(
@@ -69,15 +78,18 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
         browser.wait("document.querySelector('.verdict strong')")
         return browser.text(".verdict strong")
 
-    def running() -> list[Any]:
-        return fetch(console, "GET", "/v1/requests?q=ahead-&state=running").json["data"]
+    def running(name: str) -> list[Any]:
+        return fetch(console, "GET", f"/v1/requests?q={name}&state=running").json["data"]
 
     threads = [Thread(target=complete, args=(f"ahead-{n}",), kwargs={"max_tokens": 1000}) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    # The engines have four places together; the fifth sequence waits.
-    wait_until(lambda: len(running()) > 4, 20)
-    assert complete("planted-queue", max_tokens=2) == 200
+    with slowed(*engines(console.pids())):
+        for thread in threads:
+            thread.start()
+        # The engines have four places together; the fifth sequence waits.
+        wait_until(lambda: len(running("ahead-")) > 4, 60)
+        threads.append(Thread(target=complete, args=("planted-queue",), kwargs={"max_tokens": 2}))
+        threads[-1].start()
+        wait_until(lambda: bool(running("planted-queue")), 60)
     for thread in threads:
         thread.join()
     assert re.match("Most of the time: waiting in the (queue of engine-|gateway for)", first_sentence("planted-queue"))
@@ -95,13 +107,13 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
 
 
 def slow_tokenizer(served: Served, name: str) -> None:
-    """Runs a request while the tokenizers stand still for about two seconds, and a few usual ones before."""
+    """Runs a request while the tokenizers stand still for about two seconds, and usual ones before: as many as tell."""
 
     def complete(request_id: str) -> None:
         body = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
         assert fetch(served, "POST", "/v1/completions", body, **{"X-Request-Id": request_id}).status == 200
 
-    for number in range(6):
+    for number in range(ALARM_MIN):
         complete(f"usual-{number}")
     tokenizers = [pid for process, pid in served.pids().items() if process.startswith("tokenizer")]
     thread = Thread(target=complete, args=(name,))
@@ -114,7 +126,7 @@ def slow_tokenizer(served: Served, name: str) -> None:
             found = fetch(served, "GET", f"/v1/requests?q={name}&state=running").json["data"]
             return bool(found) and found[0]["duration_s"] > 2
 
-        wait_until(has_waited, 30)
+        wait_until(has_waited, 60)
     finally:
         for pid in tokenizers:
             os.kill(pid, signal.SIGCONT)
@@ -209,18 +221,19 @@ def test_of_many_slow_requests_few_stand_out_and_a_long_output_has_its_time_for_
 def test_who_cancelled_a_request_is_told(console: Served, browser: Browser):
     body = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     browser.open(address(console, "requests"))
-    browser.js(
-        "window.leaving = new AbortController(); fetch('v1/completions', {method: 'POST', signal: leaving.signal, "
-        "headers: {'content-type': 'application/json', 'x-request-id': 'planted-leaver'}, "
-        f"body: {json.dumps(json.dumps(body))}}}).then((reply) => reply.text()).catch(() => {{}}), null"
-    )
 
     def in_state(state: str) -> bool:
         return bool(fetch(console, "GET", f"/v1/requests?q=planted-leaver&state={state}").json["data"])
 
-    wait_until(lambda: in_state("running"), 20)
-    browser.js("leaving.abort(), null")
-    wait_until(lambda: in_state("cancelled"), 20)
+    with slowed(*engines(console.pids())):
+        browser.js(
+            "window.leaving = new AbortController(); fetch('v1/completions', {method: 'POST', signal: leaving.signal, "
+            "headers: {'content-type': 'application/json', 'x-request-id': 'planted-leaver'}, "
+            f"body: {json.dumps(json.dumps(body))}}}).then((reply) => reply.text()).catch(() => {{}}), null"
+        )
+        wait_until(lambda: in_state("running"), 60)
+        browser.js("leaving.abort(), null")
+        wait_until(lambda: in_state("cancelled"), 60)
     browser.open("about:blank")
     browser.open(address(console, "requests/planted-leaver"))
     browser.wait("document.querySelector('.verdict')")

@@ -32,7 +32,7 @@ def expected(model: Path) -> list[str]:
 
 
 def texts(served: Served) -> list[str]:
-    wait_until(lambda: fetch(served, "GET", "/readyz").status == 200, 30, lambda: served.output)
+    wait_until(lambda: fetch(served, "GET", "/readyz").status == 200, 60, lambda: served.output)
     reply = fetch(served, "POST", "/v1/completions", BODY)
     assert reply.status == 200, reply.body
     return [choice["text"] for choice in reply.json["choices"]]
@@ -76,14 +76,14 @@ def test_two_machines_on_loopback_addresses_compute_one_model(model: Path, tmp_p
             before = head.pids()["engine-1"]
             os.kill(rank_of(other), signal.SIGKILL)
             # An idle engine notices it too, and the one that replaces it waits for the rank that is started again.
-            wait_until(lambda: head.pids().get("engine-1", before) != before, 20, lambda: head.output)
+            wait_until(lambda: head.pids().get("engine-1", before) != before, 60, lambda: head.output)
             assert texts(head) == short
             assert "rank 1 on 127.0.0.2 has ended" in head.output
             # A stream that is under way goes on there.
             assert streamed(head, lambda: os.kill(rank_of(other), signal.SIGKILL)) == long
             assert head.output.count("Antiphon is ready") == 1
         # The head has ended: the other machine waits for the next one.
-        wait_until(lambda: len(re.findall("waiting for the engine", other.output)) > 1, 20, lambda: other.output)
+        wait_until(lambda: len(re.findall("waiting for the engine", other.output)) > 1, 60, lambda: other.output)
         assert other.process.poll() is None
         assert other.stop() == 0
     finally:
@@ -120,7 +120,7 @@ def test_two_network_namespaces_are_two_machines(
         hosts[1].cut(off=True)
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(hosts[0].ask, url, BODY)
-            wait_until(lambda: "its machine does not answer" in head.output, 30, lambda: head.output)
+            wait_until(lambda: "its machine does not answer" in head.output, 60, lambda: head.output)
             hosts[1].cut(off=False)
             assert [choice["text"] for choice in asked.result()["choices"]] == expected[:-1]
     finally:

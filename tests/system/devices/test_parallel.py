@@ -98,14 +98,14 @@ def test_a_divided_model_serves_and_outlives_a_rank(model: Path, expected: list[
         whole = texts(served, long)
         with ThreadPoolExecutor(1) as asking:
             asked = asking.submit(texts_with_retries, served, long)
-            wait_until(lambda: is_computing(served), 20, lambda: served.output)
+            wait_until(lambda: is_computing(served), 60, lambda: served.output)
             os.kill(ranks[-1], signal.SIGKILL)
             # The engine that replaces this one goes on, or computes the request anew if it takes long to start.
             assert asked.result() == whole
-        wait_until(lambda: served.pids().get("engine-1", before) != before, 20, lambda: served.output)
+        wait_until(lambda: served.pids().get("engine-1", before) != before, 60, lambda: served.output)
         engine, ranks = served.pids()["engine-1"], ranks_of(served)
         os.kill(engine, signal.SIGKILL)
-        wait_until(lambda: not any(map(alive, ranks)), 20, lambda: "a rank outlives its engine")
+        wait_until(lambda: not any(map(alive, ranks)), 60, lambda: "a rank outlives its engine")
 
 
 @pytest.mark.spec("S-SRV-070", "S-DEP-033")

@@ -77,7 +77,7 @@ def test_ranks_are_actors_on_the_nodes_of_a_cluster_and_are_replaced(
         before = served.pids()["engine-1"]
         (pid,) = re.findall(r"RankActor pid=(\d+)", served.output)[-1:]
         os.kill(int(pid), signal.SIGKILL)
-        wait_until(lambda: served.pids().get("engine-1", before) != before, 30, lambda: served.output)
+        wait_until(lambda: served.pids().get("engine-1", before) != before, 60, lambda: served.output)
         assert texts(served) == expected
         assert served.output.count("Ray has started 2 ranks on 2 machines") == 2
 

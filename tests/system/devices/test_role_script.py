@@ -176,7 +176,7 @@ def test_use_openai_0_in_the_scheduler_serves_generate_alone(deployed: Machine, 
     assert status == 200
     assert len(answer["text"]) == 1
     assert ask(ports[2], "/v1/completions", {"model": "demo", "prompt": "A"})[0] == 404
-    with urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}/health", timeout=20) as health:
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}/health", timeout=60) as health:
         assert health.status == 200
 
 
@@ -245,7 +245,7 @@ def test_1p1d_tp2_with_the_documented_flags(tmp_path: Path) -> None:
         assert answer["choices"][0]["token_ids"] == greedy_reference(model, prompt, 12)
         # All of the prompt but its last token has been computed by the other instance.
         counted = f'engine_kv_loaded_tokens_total{{engine="decode-1",model_name="demo"}} {len(prompt) - 1}.0'
-        wait_until(lambda: counted in ask(ports[2], "/metrics")[1], 10, lambda: ask(ports[2], "/metrics")[1])
+        wait_until(lambda: counted in ask(ports[2], "/metrics")[1], 60, lambda: ask(ports[2], "/metrics")[1])
 
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:

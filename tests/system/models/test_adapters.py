@@ -153,15 +153,15 @@ def test_an_adapter_is_loaded_used_replaced_and_unloaded(
 ) -> None:
     answer = load(pair, "new", paths["third"])
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'new' added successfully.")
-    wait_until(lambda: all("new" in names(pair) for _ in range(6)), 10)  # both gateways know it
+    wait_until(lambda: all("new" in names(pair) for _ in range(6)), 60)  # both gateways know it
     assert all(ids(ask(pair, "new")) == outputs["third"] for _ in range(6))
     again = load(pair, "new", paths["fourth"])
     assert (again.status, "has already been loaded" in again.json["error"]["message"]) == (400, True)
     assert load(pair, "new", paths["fourth"], load_inplace=True).status == 200
-    wait_until(lambda: all(ids(ask(pair, "new")) == outputs["fourth"] for _ in range(6)), 10)
+    wait_until(lambda: all(ids(ask(pair, "new")) == outputs["fourth"] for _ in range(6)), 60)
     gone = unload(pair, "new")
     assert (gone.status, gone.body) == (200, b"Success: LoRA adapter 'new' removed successfully.")
-    wait_until(lambda: all(ask(pair, "new").status == 404 for _ in range(6)), 10)
+    wait_until(lambda: all(ask(pair, "new").status == 404 for _ in range(6)), 60)
     missing = unload(pair, "new")
     assert (missing.status, missing.json["error"]["message"]) == (404, "The LoRA adapter 'new' cannot be found.")
 
@@ -216,17 +216,25 @@ async def test_no_request_sees_a_wrong_adapter_while_adapters_are_replaced(
             else:
                 assert list(found) == outputs[name]
 
+    async def until_seen(name: str) -> None:
+        before = seen[name]
+        async with asyncio.timeout(60):
+            while seen[name] == before:
+                await asyncio.sleep(0.2)
+
     async def change() -> None:
-        for _ in range(3):
-            assert (await asyncio.to_thread(load, pair, "moving", paths["third"])).status == 200
-            await asyncio.sleep(0.4)
-            for name in ("fourth", "third"):
-                replaced = await asyncio.to_thread(load, pair, "moving", paths[name], load_inplace=True)
-                assert replaced.status == 200
-                await asyncio.sleep(0.4)
-            assert (await asyncio.to_thread(unload, pair, "moving")).status == 200
-            await asyncio.sleep(0.2)
-        stop.set()
+        try:
+            for _ in range(3):
+                assert (await asyncio.to_thread(load, pair, "moving", paths["third"])).status == 200
+                await until_seen("third")
+                for name in ("fourth", "third"):
+                    replaced = await asyncio.to_thread(load, pair, "moving", paths[name], load_inplace=True)
+                    assert replaced.status == 200
+                    await until_seen(name)
+                assert (await asyncio.to_thread(unload, pair, "moving")).status == 200
+                await until_seen("gone")
+        finally:
+            stop.set()
 
     async with openai.AsyncOpenAI(base_url=pair.url, api_key="EMPTY", max_retries=0, timeout=60) as client:
         await asyncio.gather(change(), *(stream(client, name) for name in ("moving",) * 6 + ("tiny", "sql", "tales")))
@@ -237,7 +245,7 @@ async def test_streams_with_adapters_survive_the_loss_of_an_engine_and_its_succe
     pair: Served, paths: dict[str, Path], outputs: dict[str, list[int]]
 ) -> None:
     assert load(pair, "late", paths["third"]).status == 200
-    wait_until(lambda: all("late" in names(pair) for _ in range(6)), 10)
+    wait_until(lambda: all("late" in names(pair) for _ in range(6)), 60)
     long = {"max_tokens": 300, "ignore_eos": True}
     alone = {name: ids(ask(pair, name, **long)) for name in ("sql", "late", "tiny")}
     tasks = [asyncio.create_task(asyncio.to_thread(ask, pair, name, **long)) for name in alone for _ in range(4)]
@@ -247,7 +255,7 @@ async def test_streams_with_adapters_survive_the_loss_of_an_engine_and_its_succe
         assert ids(answer) == alone[name]
     # The launcher starts the engine again. Without the other one, it has to serve every adapter by itself.
     await asyncio.sleep(1)
-    wait_until(lambda: "engine-1" in pair.pids(), 30)
+    wait_until(lambda: "engine-1" in pair.pids(), 60)
     os.kill(pair.pids()["engine-2"], signal.SIGSTOP)
     try:
         deadline = time.monotonic() + 60

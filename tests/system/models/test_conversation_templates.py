@@ -18,7 +18,7 @@ from antiphon.shared.settings.allowed_values import CONV_TEMPLATES
 from tests.system.offline import FLAGS
 from tests.system.served import READY_S, ROOT, Served, fetch, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 RUN = ("antiphon", "run")
 MESSAGES = [
     {"role": "system", "content": "S"},

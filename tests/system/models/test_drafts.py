@@ -9,7 +9,7 @@ from tests.draft_models import make_prophet
 from tests.system.models.greedy_streams import counted, expected, read
 from tests.system.served import Served, serve_tiny, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(300)]
 FAMILIES = {"qwen3_5_text": 0.6, "deepseek_v3": 0.75}
 """One with recurrent states, whose layer is right for a third of the tokens, one with latent attention and a good one.
 """

@@ -9,7 +9,7 @@ from tests.models import make_model
 from tests.system.models.greedy_streams import counted, expected, read
 from tests.system.served import serve_tiny, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(300)]
 KINDS = (
     "lfm2", "lfm2 with experts", "lfm3",
     "qwen3_5", "qwen3_5 with experts", "qwen3_next", "kimi_linear",
@@ -32,7 +32,7 @@ def test_streams_pass_from_engine_to_engine_with_the_tokens_of_the_reference(kin
     with until_the_end(serve_tiny(model, *FLAGS)) as served:
         right = [expected(model, prompt, 200) for prompt in prompts]
         assert read(served, prompts, 200) == right
-        wait_until(lambda: counted(served, LOADED, "decode-") > 0, 20, lambda: served.output)
+        wait_until(lambda: counted(served, LOADED, "decode-") > 0, 60, lambda: served.output)
         assert not counted(served, "antiphon:engine_kv_failed_loads", "decode-")
         assert "through transformers" not in served.output
         assert read(served, prompts, 200, killed="decode-") == right

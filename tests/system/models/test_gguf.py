@@ -16,7 +16,7 @@ from tests.system.offline import FLAGS, GREEDY, generate
 from tests.system.served import ROOT, Served, fetch, until_the_end
 from tests.unit.shared.hub_server import NAME, write_cache
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 PROMPT = "What is 12 + 7?"
 HUB_NAME = f"{NAME}:q4_0"
 

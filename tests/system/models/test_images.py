@@ -172,20 +172,23 @@ def test_the_same_text_with_another_image_is_another_prompt(served: Served, mode
 def test_a_stream_goes_on_when_its_engine_dies(served: Served, model: Path, client: openai.OpenAI) -> None:
     content: Any = [words("Once"), part(image(120, 60, 5)), words("upon")]
     text = expected(model, ["Once", image(120, 60, 5), "upon"], 400)[1]
-    engines = engines_of(served, "engine-")
-    with slowed(*engines.values()):
-        stream = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": content}],
-            temperature=0,
-            max_tokens=400,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        parts = [next(stream).choices[0].delta.content or "" for _ in range(3)]
-        assert kill_one(served, engines)
-    parts += [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-    assert "".join(parts) == text
+    has_died = False
+    while not has_died:  # On a very busy machine, the stream may end before this process has looked.
+        engines = engines_of(served, "engine-")
+        with slowed(*engines.values()) as slow:
+            stream = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": content}],
+                temperature=0,
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            parts = [next(stream).choices[0].delta.content or "" for _ in range(3)]
+            with slow.frozen():
+                has_died = kill_one(served, engines)
+        parts += [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+        assert "".join(parts) == text
 
 
 def test_texts_go_on_without_the_image_service_which_comes_back(served: Served, model: Path) -> None:
@@ -194,7 +197,7 @@ def test_texts_go_on_without_the_image_service_which_comes_back(served: Served, 
     new = image(70, 70, 6)
     assert text_of(ask(served, [part(new)])) == expected(model, [new])[1]
     topology = fetch(served, "GET", "/admin/topology").json
-    assert [one["id"] for one in topology["lost"]][:1] == ["vision-1"]
+    assert "vision-1" in [one["id"] for one in topology["lost"]]
     [found] = [one for one in topology["members"] if one["service"] == "vision"]
     assert found["resources"]["rss_bytes"] > 0
 
@@ -258,7 +261,7 @@ def test_a_model_is_asked_about_images_in_the_terminal(
 
 
 def test_the_image_service_is_counted(served: Served) -> None:
-    wait_until(lambda: b"antiphon:vision_cached_bytes{" in fetch(served, "GET", "/metrics").body, 10)
+    wait_until(lambda: b"antiphon:vision_cached_bytes{" in fetch(served, "GET", "/metrics").body, 60)
 
 
 @pytest.mark.spec("S-SRV-090", "S-SRV-091")

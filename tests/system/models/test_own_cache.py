@@ -12,7 +12,7 @@ import pytest
 from tests.models import greedy_reference, make_model
 from tests.system.served import Served, serve_tiny, until_the_end
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(300)]
 PROMPT, NUM_TOKENS, NUM_STREAMS = "Once upon a time", 200, 4
 
 

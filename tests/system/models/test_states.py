@@ -9,7 +9,7 @@ from tests.models import make_model
 from tests.system.models.greedy_streams import expected, read
 from tests.system.served import Served, fetch, serve_tiny, until_the_end
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.model, pytest.mark.timeout(300)]
 KINDS = {"lfm2": "lfm2", "gated delta rule": "qwen3_5_text", "no attention": "mamba"}
 FLAGS = ("--dtype=float32", "--block-size=16", "--threads=1")
 LONG = "The state after this sentence is kept, and the next question goes on from it. " * 4

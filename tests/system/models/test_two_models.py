@@ -12,9 +12,9 @@ import pytest
 from antiphon.async_client import get
 from antiphon.shared.subjects import model_token
 from tests.models import make_model
-from tests.system.served import READY_S, Served, fetch, until_the_end, wait_until
+from tests.system.served import READY_S, Served, fetch, slowed, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 SECOND = "org/second.v1"
 ENGINES = {"tiny": "engine", SECOND: f"{model_token(SECOND)}-engine"}
 STREAMS, TOKENS = 4, 400
@@ -59,19 +59,21 @@ async def test_each_model_loses_an_engine_in_mid_stream_and_every_answer_is_the_
         alone = await asyncio.gather(*(_stream(client, *one) for one in asked))
         assert len(set(alone)) == 2 * STREAMS
         flowing = [asyncio.Event() for _ in asked]
-        again = [asyncio.create_task(_stream(client, *one, event)) for one, event in zip(asked, flowing, strict=True)]
         pids = pair.pids()
-        for place, engine in enumerate(ENGINES.values()):
-            streams = slice(place * STREAMS, (place + 1) * STREAMS)
-            async with asyncio.timeout(60):
-                # Of the streams of a model, all of which were asked for at once, some have text and none may be over.
-                await asyncio.wait(
-                    [asyncio.create_task(e.wait()) for e in flowing[streams]], return_when=asyncio.FIRST_COMPLETED
-                )
-            os.kill(pids[f"{engine}-1"], signal.SIGKILL)
-            assert not all(task.done() for task in again[streams]), "the streams ended before the engine was killed"
+        with slowed(*(pid for name, pid in pids.items() if "engine-" in name)):
+            pairs = zip(asked, flowing, strict=True)
+            again = [asyncio.create_task(_stream(client, *one, event)) for one, event in pairs]
+            for place, engine in enumerate(ENGINES.values()):
+                streams = slice(place * STREAMS, (place + 1) * STREAMS)
+                async with asyncio.timeout(60):
+                    # All streams of a model were asked for at once: some have text, and none may be over.
+                    await asyncio.wait(
+                        [asyncio.create_task(e.wait()) for e in flowing[streams]], return_when=asyncio.FIRST_COMPLETED
+                    )
+                os.kill(pids[f"{engine}-1"], signal.SIGKILL)
+                assert not all(task.done() for task in again[streams]), "the streams ended before the engine was killed"
         assert await asyncio.gather(*again) == alone
-    wait_until(lambda: all(pair.pids().get(f"{e}-1", pids[f"{e}-1"]) != pids[f"{e}-1"] for e in ENGINES.values()), 30)
+    wait_until(lambda: all(pair.pids().get(f"{e}-1", pids[f"{e}-1"]) != pids[f"{e}-1"] for e in ENGINES.values()), 60)
 
 
 async def _stream(client: openai.AsyncOpenAI, model: str, number: int, flowing: asyncio.Event | None = None) -> str:

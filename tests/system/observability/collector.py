@@ -69,7 +69,7 @@ class Collector:
             ]
         )
         try:
-            wait_until(lambda: self._listens(port), 20)
+            wait_until(lambda: self._listens(port), 60)
         except BaseException:
             self.stop()
             raise
@@ -93,7 +93,7 @@ class Collector:
     def stop(self) -> None:
         """Ends the collector and its server."""
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         self._store.stop()
 
 

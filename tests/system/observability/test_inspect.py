@@ -81,7 +81,7 @@ def test_a_wrong_bus_is_told(bus: list[str]):
 def test_trace_and_top_show_a_request_and_every_process(served: Served, tmp_path: Path):
     name = chat(served)
     where = f"--server=http://127.0.0.1:{served.port}"
-    wait_until(lambda: bool(fetch(served, "GET", f"/v1/requests/{name}").json["completion_tokens"]), 10)
+    wait_until(lambda: bool(fetch(served, "GET", f"/v1/requests/{name}").json["completion_tokens"]), 60)
     told = output("trace", name, where)
     assert "<- longest" in told
     assert "attempt 1 on engine-1" in told

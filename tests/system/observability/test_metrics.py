@@ -51,12 +51,6 @@ def test_every_name_that_applies_is_there_and_moves_with_a_known_load(served: Se
     before = scrape(served)
     assert [name for name in VLLM.split() if f"vllm:{name}" not in before] == []
     load(served)
-    wait_until(lambda: scrape(served)["vllm:request_decode_time_seconds_count"] >= NUM_REQUESTS, 10)
-    after = scrape(served)
-
-    def change(name: str) -> float:
-        return after[f"vllm:{name}"] - before.get(f"vllm:{name}", 0.0)
-
     expected = {
         "prompt_tokens_total": NUM_REQUESTS * 5,
         "prompt_tokens_by_source_total": NUM_REQUESTS * 5,
@@ -78,9 +72,17 @@ def test_every_name_that_applies_is_there_and_moves_with_a_known_load(served: Se
         "prefix_cache_queries_total": NUM_REQUESTS * 5,
         "admission_rejections_total": 0,
     }
-    assert {name: change(name) for name in expected if f"vllm:{name}" in after} | {
-        name: 0.0 for name in expected if f"vllm:{name}" not in after
-    } == expected
+
+    def changes(after: dict[str, float]) -> dict[str, float]:
+        return {name: after.get(f"vllm:{name}", 0.0) - before.get(f"vllm:{name}", 0.0) for name in expected}
+
+    # Some come with the engine's heartbeats.
+    wait_until(lambda: changes(scrape(served)) == expected, 60, lambda: f"{changes(scrape(served))} != {expected}")
+    after = scrape(served)
+
+    def change(name: str) -> float:
+        return after[f"vllm:{name}"] - before.get(f"vllm:{name}", 0.0)
+
     assert change("iteration_tokens_total_sum") >= NUM_REQUESTS * (5 + NUM_TOKENS - 1)
     times = [change(f"request_{name}_time_seconds_sum") for name in ("queue", "prefill", "decode", "inference")]
     assert all(value > 0 for value in times)

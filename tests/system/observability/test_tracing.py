@@ -55,7 +55,7 @@ def answer(served: Served) -> Any:
 @pytest.fixture(scope="module")
 def spans(answer: Any, collector: Collector) -> dict[str, tuple[str, Span]]:
     """By name, with the service; each there once."""
-    wait_until(lambda: len(collector.trace(TRACE_ID)) >= len(SERVICES), 20, lambda: str(collector.trace(TRACE_ID)))
+    wait_until(lambda: len(collector.trace(TRACE_ID)) >= len(SERVICES), 60, lambda: str(collector.trace(TRACE_ID)))
     found = collector.trace(TRACE_ID)
     assert len(found) == len(SERVICES)
     return {span.name: (service, span) for service, span in found}
@@ -123,7 +123,7 @@ def test_a_streamed_request_is_one_tree_whose_times_are_within_what_its_client_w
     with urllib.request.urlopen(request, timeout=60) as streamed:
         assert streamed.read().endswith(b"data: [DONE]\n\n")
     ended_ns = time.time_ns()
-    wait_until(lambda: len(collector.trace(trace_id)) == len(SERVICES), 20, lambda: str(collector.trace(trace_id)))
+    wait_until(lambda: len(collector.trace(trace_id)) == len(SERVICES), 60, lambda: str(collector.trace(trace_id)))
     found = [span for _, span in collector.trace(trace_id)]
     assert {service for service, _ in collector.trace(trace_id)} == set(SERVICES.values())
     [root] = [span for span in found if span.parent_span_id.hex() == CALLER_ID]

@@ -129,7 +129,7 @@ def test_a_batch_gives_its_rows_to_requests_that_somebody_waits_for_and_ends_wit
     file = client.files.create(file=("lines.jsonl", data), purpose="batch")
     before = scrape(served)["antiphon:engine_idle_preemptions_total"]
     batch = client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
-    wait_until(lambda: scrape(served)["antiphon:engine_idle_running"] == ROWS, 30)
+    wait_until(lambda: scrape(served)["antiphon:engine_idle_running"] == ROWS, 60)
 
     def took_a_row() -> bool:
         answer = fetch(served, "POST", COMPLETIONS, {"prompt": "now", "max_tokens": 3, "service_tier": "default"})
@@ -137,7 +137,7 @@ def test_a_batch_gives_its_rows_to_requests_that_somebody_waits_for_and_ends_wit
         return scrape(served)["antiphon:engine_idle_preemptions_total"] > before
 
     # The first request may find a row free, because the sequences that began together end together.
-    wait_until(took_a_row, 30)
+    wait_until(took_a_row, 60)
     assert client.batches.retrieve(batch.id).status == "in_progress", "the answer came first"
     flex = client.completions.create(model="tiny", prompt="later", max_tokens=3, extra_body={"service_tier": "flex"})
     assert flex.model_dump()["service_tier"] == "flex"

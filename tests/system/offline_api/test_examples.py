@@ -13,7 +13,7 @@ import pytest
 from tests.system.served import ROOT, Served, fetch, until_the_end
 
 EXAMPLES = ROOT / "examples"
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_a_short_run_loses_nothing(served: Served, tmp_path: Path):
 
 def test_the_watcher_finds_nothing_in_a_healthy_system_and_a_frozen_engine_in_another(served: Served):
     url = served.url.removesuffix("/v1")
-    wait_until(lambda: _ready(served) == 8, 30)
+    wait_until(lambda: _ready(served) == 8, 60)
     healthy = _antiphon("watch", "--once", "--server", url, "--token", KEY)
     assert (healthy.returncode, "nothing is wrong" in healthy.stdout) == (0, True), healthy.stdout + healthy.stderr
     engines = [pid for name, pid in served.pids().items() if name.startswith("engine")]

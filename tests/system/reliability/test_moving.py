@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from tests.models import make_model
-from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, wait_until
+from tests.system.served import ROOT, Served, fetch, serve_tiny, slowed, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 STREAMS, TOKENS = 4, 800
 UNDISTURBED: list[tuple[str, str]] = []
 SERVICES = ("gateway", "tokenizer", "detokenizer", "engine")
@@ -75,7 +75,9 @@ async def all_ready(served: Served) -> None:
 def busy_engine(served: Served) -> str:
     """An engine that computes one of the streams that run now."""
     running = fetch(served, "GET", "/v1/requests?state=running").json["data"]
-    return next(request["engines"][-1] for request in running if request["engines"])
+    found = [request["engines"][-1] for request in running if request["engines"]]
+    assert found, "the streams have ended"
+    return found[0]
 
 
 async def moved_streams(served: Served, move: Callable[[], object]) -> list[str]:
@@ -84,12 +86,23 @@ async def moved_streams(served: Served, move: Callable[[], object]) -> list[str]
         if not UNDISTURBED:
             UNDISTURBED.extend(await asyncio.gather(*(stream(client, number) for number in range(STREAMS))))
         flowing = [asyncio.Event() for _ in range(STREAMS)]
-        again = [asyncio.create_task(stream(client, number, flowing[number])) for number in range(STREAMS)]
-        await asyncio.gather(*(event.wait() for event in flowing))
-        await asyncio.to_thread(move)
+        with slowed(*(pid for name, pid in served.pids().items() if name.startswith("engine-"))):
+            again = [asyncio.create_task(stream(client, number, flowing[number])) for number in range(STREAMS)]
+            await asyncio.gather(*(event.wait() for event in flowing))
+            await asyncio.to_thread(move)
         found = await asyncio.gather(*again)
     assert [text for _, text in found] == [text for _, text in UNDISTURBED]
     return [reason for name, _ in found for reason in reasons(served, name)]
+
+
+def is_too_busy(served: Served) -> bool:
+    """Whether the machine was too busy to hear an engine for a lease, which moves its sequences."""
+    return re.search(r"engine-\d has not been heard from", served.output) is not None
+
+
+def were_moved(served: Served, why: list[str]) -> bool:
+    """Whether streams were moved on purpose, and for no other reason."""
+    return "moved" in why and (set(why) == {"moved"} or is_too_busy(served))
 
 
 async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_is_resumed(two: Served) -> None:
@@ -102,14 +115,13 @@ async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_i
 
     why = await moved_streams(two, drain)
     name, other = drained[0], "engine-1" if drained[0] == "engine-2" else "engine-2"
-    assert why, "no stream was moved"
     printed = command(two, "drain", name)
     assert printed.returncode == 0, printed
     assert f"{name} is out of service until `antiphon resume {name}`" in printed.stdout
-    assert set(why) == {"moved"}
+    assert were_moved(two, why), why
     assert two.pids()[name] == pids[name]
     again = await moved_streams(two, lambda: None)
-    assert not again
+    assert not again or is_too_busy(two), again
     view = fetch(two, "GET", f"/admin/engines/{name}").json
     assert (view["state"], view["sequences"], view["others"]) == ("draining", 0, [other])
     last = command(two, "drain", other)
@@ -130,18 +142,18 @@ async def test_an_engine_that_is_told_to_end_hands_its_streams_over_without_the_
         os.kill(pids[ended[0]], signal.SIGTERM)
 
     why = await moved_streams(two, end)
-    assert set(why) == {"moved"}
+    assert were_moved(two, why), why
     [name] = ended
-    await asyncio.to_thread(wait_until, lambda: two.pids().get(name, pids[name]) != pids[name], 30)
+    await asyncio.to_thread(wait_until, lambda: two.pids().get(name, pids[name]) != pids[name], 60)
 
 
 async def test_a_detokenizer_that_is_told_to_end_hands_its_streams_over(two: Served) -> None:
     await all_ready(two)
     pid = two.pids()["detokenizer-1"]
     why = await moved_streams(two, lambda: os.kill(pid, signal.SIGTERM))
-    # A machine that is too busy to hear an engine for a lease moves its sequences; the end of a detokenizer does not.
-    assert not why or re.search(r"engine-\d has not been heard from", two.output), why
-    await asyncio.to_thread(wait_until, lambda: two.pids().get("detokenizer-1", pid) != pid, 10)
+    # The end of a detokenizer does not move them.
+    assert not why or is_too_busy(two), why
+    await asyncio.to_thread(wait_until, lambda: two.pids().get("detokenizer-1", pid) != pid, 60)
 
 
 async def test_each_service_is_restarted_under_load_and_no_request_fails(two: Served) -> None:
@@ -165,7 +177,7 @@ async def test_each_service_is_restarted_under_load_and_no_request_fails(two: Se
     askers = [asyncio.create_task(ask()) for _ in range(4)]
     for name, pid in [(f"{service}-1", two.pids()[f"{service}-1"]) for service in SERVICES]:
         os.kill(pid, signal.SIGTERM)
-        await asyncio.to_thread(wait_until, lambda: two.pids().get(name, pid) != pid, 30)  # noqa: B023
+        await asyncio.to_thread(wait_until, lambda: two.pids().get(name, pid) != pid, 60)  # noqa: B023
         await all_ready(two)
     over.set()
     await asyncio.gather(*askers)

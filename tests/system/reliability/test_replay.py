@@ -10,7 +10,7 @@ import pytest
 from antiphon import cli
 from tests.system.served import Answer, Served, fetch, serve_tiny, until_the_end, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 ENGINES = ("engine-1", "engine-2")
 KEYS = {"alice": "secret-of-alice", "bob": "secret-of-bob", "root": "secret-of-root"}
 SAMPLED = {"prompt": "Once", "max_tokens": 40, "temperature": 1.2, "ignore_eos": True}

@@ -39,7 +39,7 @@ def recorded(talker: Served) -> str:
     """The id of a request that can run again."""
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     name = fetch(talker, "POST", "/v1/completions", body).json["id"]
-    wait_until(lambda: bool(fetch(talker, "GET", f"/v1/requests/{name}").json["completion_tokens"]), 10)
+    wait_until(lambda: bool(fetch(talker, "GET", f"/v1/requests/{name}").json["completion_tokens"]), 60)
     return name
 
 

@@ -36,7 +36,7 @@ def greet(bus: Bus, user: str, password: str) -> tuple[dict, bytes]:
     deadline = time.monotonic() + 60
     while True:
         try:
-            connection = socket.create_connection((host, int(port)), timeout=5)
+            connection = socket.create_connection((host, int(port)), timeout=60)
             break
         except ConnectionRefusedError:
             assert time.monotonic() < deadline

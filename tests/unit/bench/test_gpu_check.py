@@ -25,13 +25,13 @@ def test_a_part_that_takes_too_long_is_asked_to_end_before_it_is_killed(tmp_path
         "import pathlib, signal, sys, time\n"
         f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(ended)!r}).touch(), sys.exit()))\n"
         "print('started', flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     started = time.monotonic()
-    code, output, _ = run_limited([sys.executable, "-c", program], dict(os.environ), 2.0)
+    code, output, _ = run_limited([sys.executable, "-c", program], dict(os.environ), 5.0)
     assert (code, output) == (None, "started\n")
     assert ended.exists()
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
 
 
 def test_a_part_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Gateway:
         return (await self.batches.create(file.id, URL, {})).id
 
     async def until(self, batch_id: str, condition: Callable[[BatchRecord], bool]) -> BatchRecord:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(record := await self.batches.get(batch_id)):
                 await asyncio.sleep(0.01)
             while record.is_final and batch_id in self.batches._runs:
@@ -159,7 +159,7 @@ async def test_a_gateway_that_starts_continues_batches_unasked(tmp_path: Path, c
     await first.end()
     second = Gateway(tmp_path, Client(), clock)
     await second.batches.continue_all()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await second.store.get(batch_id)).is_final:
             await asyncio.sleep(0.01)
     missing = tmp_path / "missing"
@@ -275,7 +275,7 @@ async def test_a_batch_whose_end_cannot_be_recorded_is_released_and_continued(
 
     monkeypatch.setattr(gateway.store, "put", full)
     batch_id = await gateway.start("a")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while batch_id in gateway.batches._runs:
             await asyncio.sleep(0.01)
     assert "stops until somebody asks for it: no space left" in caplog.text

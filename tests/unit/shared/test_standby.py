@@ -35,7 +35,7 @@ def start(directory: Path, words: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def until_it_waits(process: "subprocess.Popen[str]") -> None:
-    deadline, comm = time.monotonic() + 30, Path(f"/proc/{process.pid}/comm")
+    deadline, comm = time.monotonic() + 60, Path(f"/proc/{process.pid}/comm")
     while comm.read_text().strip() != STANDBY:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -47,14 +47,14 @@ def test_a_standby_becomes_the_service_when_it_gets_a_line(directory: Path) -> N
         words = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
         assert stands_by(words, STANDBY)
         assert not stands_by(words, ACTIVE)
-        output, _ = process.communicate("\n", timeout=30)
+        output, _ = process.communicate("\n", timeout=60)
     assert output == f"['--flag=1'] __main__ True True {ACTIVE}\n"
     assert process.returncode == 7
 
 
 def test_a_standby_that_is_not_needed_ends_without_the_service(directory: Path) -> None:
     with start(directory, ["json", TELLS]) as process:
-        output, _ = process.communicate("", timeout=30)
+        output, _ = process.communicate("", timeout=60)
     assert (output, process.returncode) == ("", 0)
 
 

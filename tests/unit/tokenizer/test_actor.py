@@ -78,7 +78,7 @@ class Rig:
         self.task = asyncio.create_task(self.actor.run())
 
     async def ask(self, message: Message, subject: str = "") -> Message:
-        return await ask(self.peer, subject or self.subjects.tokenize("m"), message, REPLIES, timeout_s=20)
+        return await ask(self.peer, subject or self.subjects.tokenize("m"), message, REPLIES, timeout_s=60)
 
     async def tokenize(self, *prompts: str, **options: Any) -> list[str]:
         reply = await self.ask(TokenizeRequest(request_id="r", model="m", prompts=prompts, **options))
@@ -291,7 +291,7 @@ async def test_encoding_a_long_text_leaves_the_event_loop_free(rig: Rig, monkeyp
     def slow(*args: Any, **options: Any) -> list[list[int]]:
         if len(args[0][0]) > TOKENIZER_INLINE_CHARS_MAX:
             threads.append(threading.current_thread())
-            release.wait(20)
+            release.wait(60)
         return encode(*args, **options)
 
     monkeypatch.setattr(rig.codec, "encode", slow)
@@ -318,7 +318,7 @@ class Held:
             self.begun.append(texts[0][:4])
         if texts[0].startswith("held"):
             self.is_held.set()
-            assert self.release.wait(20)
+            assert self.release.wait(60)
         return self._encode(texts, **options)
 
 
@@ -330,7 +330,7 @@ async def test_while_a_very_long_text_is_encoded_others_are_too_and_clients_take
     await rig.start(SlowRenderer())
     size = TOKENIZER_LONG_BYTES_MAX + 1
     tasks = [asyncio.create_task(rig.tokenize("held" + "a" * size, client="bob"))]
-    await asyncio.to_thread(held.is_held.wait, 20)
+    await asyncio.to_thread(held.is_held.wait, 60)
     for mark, client in (("bob2", "bob"), ("bob3", "bob"), ("ann1", "ann")):
         tasks.append(asyncio.create_task(rig.tokenize(mark + "a" * size, client=client)))
         while len(rig.actor._jobs) < len(tasks):
@@ -355,7 +355,7 @@ async def serve(settings: TokenizerSettings, message: Message) -> Message:
     await service.start(Host(transport=own, subjects=subjects, clock=SystemClock(), id="t1", instance_id="b1"))
     run = asyncio.create_task(service.run())
     try:
-        return await ask(peer, subjects.tokenize(model_name(described(settings))), message, REPLIES, timeout_s=20)
+        return await ask(peer, subjects.tokenize(model_name(described(settings))), message, REPLIES, timeout_s=60)
     finally:
         await service.drain()
         await run
@@ -501,6 +501,6 @@ async def test_a_span_covers_each_tokenize_request(rig: Rig, monkeypatch: pytest
     headers = {"traceparent": "00-1-2-01"}
     for prompt in ("short", LONG):
         message = TokenizeRequest(request_id="r", model="m", prompts=(prompt,))
-        await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=20, headers=headers)
+        await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=60, headers=headers)
     assert [(name, values["parent"]) for name, values in spans] == [("tokenize", headers)] * 2
     assert [values[telemetry.Names.USAGE_INPUT_TOKENS] > 0 for _, values in spans] == [True, True]

@@ -17,9 +17,7 @@ def served_description(settings: EngineSettings, config: Config) -> DecoderDescr
     """Returns the description of a config's decoder as it is served: its context, and what becomes of windows."""
     description = find_family(config).describe(config)
     description = description.for_context(context_length(settings, description))
-    # Pipeline stages share their blocks' numbers, but have layers of their own.
-    whole = settings.cache.disable_hybrid_kv_cache_manager or settings.parallel.pipeline_parallel_size > 1
-    return description if whole else freeing_windows(description)
+    return description if settings.cache.disable_hybrid_kv_cache_manager else freeing_windows(description)
 
 
 def longer_context_notice(settings: EngineSettings, config: Config) -> str | None:

@@ -182,22 +182,20 @@ async def test_what_is_no_instance_with_the_key_ends_the_scheduler(
 
 
 async def test_it_waits_for_silent_instances_and_says_so_once(
-    tmp_path: Path, listening, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, listening, unused_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "POLL_S", 0.01)
     monkeypatch.setattr(scheduler, "REMINDER_S", 0.05)
-    with socket.create_server((IP, 0)) as probe:
-        unused = probe.getsockname()[1]
     said: list[str] = []
     port = await listening(worker_of(tmp_path, "6").answer)
-    gathering = asyncio.create_task(gathering_of(tmp_path, [unused, port], said).run())
+    gathering = asyncio.create_task(gathering_of(tmp_path, [unused_port, port], said).run())
     async with asyncio.timeout(60):
         while len(said) < 2:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
     assert sorted(said) == [
-        f"NODE_PORTS position 1, prefill-1 at {IP}:{unused}: does not answer; start this instance, or check host, port "
-        "and firewall",
+        f"NODE_PORTS position 1, prefill-1 at {IP}:{unused_port}: does not answer; start this instance, or check host, "
+        "port and firewall",
         f"decode-1 has joined ({IP}:{port})",
     ]
     gathering.cancel()

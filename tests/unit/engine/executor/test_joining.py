@@ -67,7 +67,7 @@ Gathering = Future[dict[int, socket.socket]]
 def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gathering: Gathering) -> None:
     # The first rank says for how many sequences there is room, whatever the setting here.
     with join(HEAD, listener.port, 1, replace(SETTINGS, max_num_seqs=7), KEY) as end:
-        first, other = Channel(gathering.result(10)[1]), Channel(end)
+        first, other = Channel(gathering.result(60)[1]), Channel(end)
         first.send(Start(Meeting(host=HEAD, port=1), 8))
         assert other.command() == Start(Meeting(host=HEAD, port=1), 8)
         other.send(Loaded(3, "c", "w"))
@@ -93,7 +93,7 @@ def test_a_rank_that_cannot_take_part_is_told_why_and_others_still_join(
     with pytest.raises(JoinRefused, match=said.replace("16", str(SETTINGS.cache.block_size))):
         join(HEAD, listener.port, rank, settings, key)
     with join(HEAD, listener.port, 1, SETTINGS, KEY):
-        assert set(gathering.result(10)) == {1}
+        assert set(gathering.result(60)) == {1}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_no_rank_is_dropped(data: bytes, listener: Listener, gathering: 
     with socket.create_connection((HEAD, listener.port)) as stranger:
         stranger.sendall(data)
         with join(HEAD, listener.port, 1, SETTINGS, KEY):
-            assert set(gathering.result(10)) == {1}
+            assert set(gathering.result(60)) == {1}
 
 
 def test_an_answer_with_the_proof_of_the_first_rank_is_refused(listener: Listener, gathering: Gathering) -> None:
@@ -118,14 +118,14 @@ def test_an_answer_with_the_proof_of_the_first_rank_is_refused(listener: Listene
         assert msgspec.msgpack.decode(one.recv(size, socket.MSG_WAITALL))["proof"] == b""
         assert one.recv(1) == b""
     with join(HEAD, listener.port, 1, SETTINGS, KEY):
-        assert set(gathering.result(10)) == {1}
+        assert set(gathering.result(60)) == {1}
 
 
 def test_a_rank_that_joins_again_replaces_its_former_self(listener: Listener, threads: ThreadPoolExecutor) -> None:
     found = threads.submit(listener.gather, {1: "a", 2: "a"}, SETTINGS)
     join(HEAD, listener.port, 1, SETTINGS, KEY).close()
     with join(HEAD, listener.port, 1, SETTINGS, KEY) as again, join(HEAD, listener.port, 2, SETTINGS, KEY):
-        ends = found.result(10)
+        ends = found.result(60)
         Channel(ends[1]).send(Start(Meeting(), 8))
         assert Channel(again).command() == Start(Meeting(), 8)
         for end in ends.values():
@@ -145,8 +145,8 @@ def test_the_program_of_a_rank_says_how_it_ended(
     assert rank_program.main([*words, "--dtype=float32"], KEY) == 78
     # The first rank ends before it says where the ranks meet.
     ended = threads.submit(rank_program.main, words, KEY)
-    gathering.result(10)[1].close()
-    assert ended.result(10) == AGAIN
+    gathering.result(60)[1].close()
+    assert ended.result(60) == AGAIN
     listener.close()
     assert rank_program.main([*words, "--tries=1"], KEY) == AGAIN
 
@@ -178,7 +178,7 @@ def test_the_watch_notices_a_rank_that_ends_while_nothing_is_sent() -> None:
     told: Future[str] = Future()
     watch = RankWatch([Rank(3, "192.0.2.2", ours)], told.set_result)
     theirs.close()
-    assert told.result(10) == "rank 3 on 192.0.2.2 has ended, or its machine does not answer"
+    assert told.result(60) == "rank 3 on 192.0.2.2 has ended, or its machine does not answer"
     watch.close()
     ours.close()
 

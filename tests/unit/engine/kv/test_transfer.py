@@ -304,7 +304,7 @@ def test_if_the_thread_of_the_transfers_fails_prompts_are_computed(
 
         monkeypatch.setattr(type(prefill.engine.connector._sender), "expire", fail)  # type: ignore[union-attr]
         assert decode.engine.connector is not None
-        decode.engine.connector._thread.join(10)  # pyright: ignore[reportPrivateUsage]
+        decode.engine.connector._thread.join(60)  # pyright: ignore[reportPrivateUsage]
         monkeypatch.undo()
         decode.add("x", KvSource("x", "127.0.0.1:1"))
         assert run(decode, until=(decode, "x")) == right(alone, "x")

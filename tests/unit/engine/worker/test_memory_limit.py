@@ -10,12 +10,13 @@ from antiphon.shared.config import EngineSettings
 from antiphon.shared.models.model_files import model_directory
 from tests.unit.engine.conftest import Checkpoint
 
+pytestmark = pytest.mark.timeout(900)  # a minute of computing, on a busy machine many
 MIB = 2**20
 
 
 def run(model: Path, backend: str, *flags: int) -> tuple[int, int, int]:
     command = [sys.executable, "-m", "tests.unit.engine.worker.largest_steps", str(model), backend, *map(str, flags)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800)
     planned, peak, cache = map(int, done.stdout.split())
     return planned, peak, cache
 

@@ -19,7 +19,7 @@ def opened() -> Iterator[list[socket.socket]]:
 
 
 def connect(opened: list[socket.socket], count: int) -> list[socket.socket]:
-    return [socket.create_connection(opened[0].getsockname(), timeout=5) for _ in range(count)]
+    return [socket.create_connection(opened[0].getsockname(), timeout=60) for _ in range(count)]
 
 
 def test_connections_that_nobody_has_accepted_are_counted(opened: list[socket.socket]) -> None:

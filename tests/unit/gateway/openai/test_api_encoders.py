@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from antiphon.services.gateway.apis.parsers.events import CallArguments, CallSta
 from antiphon.services.gateway.apis.parsers.formats import TOOL_FORMATS
 from antiphon.services.gateway.apis.parsers.output_parser import OutputParser
 from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.guests.responses import response_object
 from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
 from antiphon.services.gateway.guests.responses.event_log import EventLog
 from antiphon.services.gateway.guests.responses.response_object import ResponseObject
@@ -72,6 +74,14 @@ def events(data: bytes) -> list[Any]:
         found.append(json.loads(line.removeprefix("data: ")))
         assert found[-1]["type"] == name.removeprefix("event: ")
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_second() -> Iterator[None]:
+    """A response says in whole seconds when it was completed; those that are compared say the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(response_object, "time", SimpleNamespace(time=lambda: 1_700_000_000.0))
+        yield
 
 
 @given(texts=TEXTS, reason=REASONS)
