@@ -19,7 +19,7 @@ from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.parameters.sampling import SamplingParams
 from antiphon.shared.request.images import plain_places
-from tests.model.harness import Engine, greedy, make_prompt, make_worker
+from tests.model.harness import Engine, few_blocks, greedy, make_prompt, make_worker
 from tests.model.test_parallel import ranks_of
 from tests.models import make_model
 from tests.vision_models import (
@@ -224,7 +224,9 @@ def test_a_config_of_the_first_checkpoints_is_read(one: Imaged) -> None:
 def check_preemption(one: Imaged) -> None:
     for swap in (0.0, 0.01):
         engine = one.engine(
-            CoreLimits(max_num_seqs=4, max_num_batched_tokens=64), num_gpu_blocks_override=7, swap_space=swap
+            CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
+            num_gpu_blocks_override=few_blocks(one.directory, 7),
+            swap_space=swap,
         )
         specs = [one.spec(f"p-{number}", *each, greedy(30)) for number, each in enumerate(ASKED)]
         assert run(engine, specs) == [one.expected(*each, 30) for each in ASKED]

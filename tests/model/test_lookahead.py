@@ -15,6 +15,7 @@ from tests.model.harness import (
     Engine,
     Models,
     Reference,
+    few_blocks,
     make_prompt,
     on_both,
 )
@@ -38,7 +39,8 @@ def test_lookahead_gives_the_same_greedy_tokens(
     prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
     expected = reference(variant, prompts)
     limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=48, num_speculative_tokens=num_draft_tokens)
-    engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=12, max_model_len=160)
+    few = few_blocks(models(variant), 12)
+    engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=few, max_model_len=160)
     for prompt, tokens in zip(prompts, expected, strict=True):
         ask_an_oracle(engine, prompt + tokens, num_draft_tokens)
     assert engine.generate(prompts) == expected

@@ -15,7 +15,7 @@ from antiphon.services.engine.worker.capacity.profile import largest_step, make_
 from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.parameters.sampling import BeamParams
-from tests.model.harness import Engine, Models, greedy, make_kernel_worker, make_prompt, settings
+from tests.model.harness import Engine, Models, few_blocks, greedy, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run
 from tests.model.recomputed import Recomputed
 from tests.model.test_lookahead import ask_an_oracle
@@ -186,7 +186,8 @@ def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: M
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen = {
-        "max_num_seqs": 4, "block_size": 2, "num_gpu_blocks_override": 6, "max_model_len": 12, "swap_space": 0.01,
+        "max_num_seqs": 4, "block_size": 2, "max_model_len": 12, "swap_space": 0.01,
+        "num_gpu_blocks_override": few_blocks(directory, 6),
     }  # fmt: skip
     requests = [(make_prompt(length), GREEDY) for length in (3, 4)]
     triton = make_kernel_worker(directory, **chosen)

@@ -6,6 +6,8 @@ sequence holds the columns that later steps may read, and those of the steps in 
 
 from dataclasses import dataclass
 
+MUTUAL_TOKENS = 2048
+"""More tokens than any image has whose tokens attend to each other, and which a step computes as a whole therefore."""
 WHOLE = 2**62
 """More tokens than any step computes: the number of tokens of a step if prompts are not divided."""
 
@@ -18,6 +20,8 @@ class Paging:
     num_windowed: int = 0
     window: int = 0
     """Number of tokens that a query sees at most in the layers of these groups, itself included."""
+    together: int = 0
+    """Number of tokens of a sequence that a step may have to compute together, whatever its budget."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Returns how many blocks of one group hold so many tokens."""
@@ -36,7 +40,7 @@ class Paging:
 
     def most_columns(self, step_tokens: int) -> int:
         """Returns how many columns a sequence holds at most if a step computes up to `step_tokens` of it."""
-        return self.blocks_for(step_tokens + self.window + self.block_size) + 1
+        return self.blocks_for(max(step_tokens, self.together) + self.window + self.block_size) + 1
 
     def most_blocks(self, num_tokens: int, step_tokens: int) -> int:
         """Returns how many blocks a sequence that grows to `num_tokens` holds at most."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from antiphon.services.engine.core.paging import WHOLE, Paging
+from antiphon.services.engine.core.paging import MUTUAL_TOKENS, WHOLE, Paging
 from antiphon.shared.messages import PromptLogprobs
 from antiphon.shared.parameters.pooling import PoolingKind, PoolingParams
 from antiphon.shared.parameters.sampling import SamplingParams
@@ -287,7 +287,8 @@ class EngineFacts:
     @property
     def paging(self) -> Paging:
         """How many blocks sequences take."""
-        return Paging(self.block_size, self.num_windowed_groups, self.window)
+        together = MUTUAL_TOKENS if self.mutual_images else 0
+        return Paging(self.block_size, self.num_windowed_groups, self.window, together)
 
     def own_pooling(self) -> PoolingParams:
         """Returns the parameters of a pooling sequence that any model without generation can compute."""

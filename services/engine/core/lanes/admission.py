@@ -112,8 +112,9 @@ class Admission:
         # Shared blocks on the free list will no longer be free, although they are not new.
         num_free_hits = sum(map(pool.is_free, found.reused))
         num_blocks = self._residency.blocks_for(sequence.num_tokens) - len(found.shared) + num_free_hits
-        # An image that must not be cut may take a step beyond its budget.
-        end = sequence.num_tokens if sequence.whole_images else min(sequence.num_tokens, found.num_tokens + budget)
+        # An image that must not be cut may take the step beyond its budget.
+        most = max(budget, sequence.uncut(found.num_tokens, 1))
+        end = min(sequence.num_tokens, found.num_tokens + most)
         num_blocks += self._residency.windows.demand(found.window_first, len(found.window), end)
         num_tokens = 1 if self._limits.enable_chunked_prefill else sequence.num_tokens - found.num_tokens
         if num_blocks <= num_free and num_tokens <= budget:

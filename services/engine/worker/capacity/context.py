@@ -3,7 +3,7 @@
 Called by the workers, and by `backends.refusals` before any process starts.
 """
 
-from antiphon.services.engine.core.paging import WHOLE, Paging
+from antiphon.services.engine.core.paging import MUTUAL_TOKENS, WHOLE, Paging
 from antiphon.services.engine.core.plan import default_batched_tokens
 from antiphon.services.engine.models.config_fields import Config
 from antiphon.services.engine.models.description import DecoderDescription
@@ -34,7 +34,8 @@ def longer_context_notice(settings: EngineSettings, config: Config) -> str | Non
 
 def paging_of(settings: EngineSettings, description: DecoderDescription) -> Paging:
     """Returns how many blocks sequences of this model take."""
-    return Paging(settings.cache.block_size, num_groups(description) - 1, freed_window(description))
+    together = MUTUAL_TOKENS if description.mutual_images and settings.enable_mm else 0
+    return Paging(settings.cache.block_size, num_groups(description) - 1, freed_window(description), together)
 
 
 def batched_tokens(settings: EngineSettings, *, on_cpu: bool) -> int:
