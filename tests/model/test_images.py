@@ -1,6 +1,7 @@
 """Prompts with images: equal to transformers, alone, mixed, in chunks, preempted, from the cache and as choices."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -256,6 +257,19 @@ def test_tokens_of_a_image_see_each_other_whatever_a_step_has_of_the_prompt(mutu
                 assert run(engine, [mutual.spec("a", *asked, greedy(NUM))]) == [expected]
             inside.add(engine.cached["a"] - before)
     assert {1, 12, 15} <= inside
+
+
+def test_a_window_shorter_than_an_image_keeps_the_image_that_is_seen_whole(tmp_path: Path) -> None:
+    directory = make_vision_model(tmp_path, "gemma3")
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["sliding_window"] = 6
+    (directory / "config.json").write_text(json.dumps(config))
+    imaged = Imaged(directory)
+    engine, asked = imaged.engine(block_size=4), ([*words(41, 6), IMAGE_PAD], [ONE])
+    assert engine.core.facts.window == 16, "the tokens of an image"
+    for _ in range(2):
+        assert run(engine, [imaged.spec("a", *asked, greedy(NUM))]) == [imaged.expected(*asked)]
+    assert engine.cached["a"] > 41, "a prefix that ends inside the image"
 
 
 def test_a_step_has_a_image_whole(mutual: Imaged) -> None:

@@ -61,7 +61,7 @@ class Core:
         self.windows = Windows(facts.paging, self.pool)
         assert not (self.states and self.windows), "a model with recurrent states and windowed groups"
         self.prefix_cache = PrefixCache(self.pool, facts.block_size, self.states, self.windows, enabled=caching)
-        self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
+        self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.windows, self.tally)
         parts = (self.pool, self.prefix_cache, self.swap, self.states, self.windows, self.tally)
         self.residency = Residency(limits, facts.block_size, *parts)
         num_prompt_logprobs = prompt_logprob_rows(facts.vocab_size)

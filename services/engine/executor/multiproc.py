@@ -142,8 +142,10 @@ class MultiprocExecutor(Executor):
                 "--role: the layers of this model differ in their heads or share keys, and ranks exchange no such "
                 "blocks; leave out the role, or use one rank"
             )
-        parts = list(parts_of(whole, self._shards, [None, *(rank.blocks for rank in self._ranks)]))
-        return RankMemory(super().kv_memory(), parts, whole.num_layers, whole.num_kv_heads)
+        own, stages = super().kv_memory(), self._settings.parallel.pipeline_parallel_size
+        num_layers = own.layout.num_layers if stages == 1 else whole.num_layers
+        parts = list(parts_of(whole, num_layers, self._shards, [None, *(rank.blocks for rank in self._ranks)]))
+        return RankMemory(own, parts, num_layers, whole.num_kv_heads)
 
     def _share(self, loaded: LoadedAdapter, weights: AdapterWeights) -> None:
         """Sends the other ranks their parts of an adapter. They keep it until `loaded` is no longer referenced here."""

@@ -58,14 +58,15 @@ class Part:
 
 
 def parts_of(
-    whole: DecoderDescription, shards: Sequence[Shard], ends: Sequence[socket.socket | None]
+    whole: DecoderDescription, num_layers: int, shards: Sequence[Shard], ends: Sequence[socket.socket | None]
 ) -> Iterator[Part]:
     """Yields the part of the KV cache that each rank has, in the order of the ranks.
 
+    `num_layers`: that of the whole layout, in which the layers of a slab (`models/kv_groups`) count once.
     With more ranks than key-value heads, several ranks have the same head, so parts may overlap.
     """
     for shard, end in zip(shards, ends, strict=True):
-        layers, heads = shard.layers(whole.num_layers), local_kv_heads(whole, shard)
+        layers, heads = shard.layers(num_layers), local_kv_heads(whole, shard)
         yield Part(slice(layers.start, layers.stop), slice(heads.start, heads.stop), end)
 
 

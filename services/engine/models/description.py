@@ -336,6 +336,8 @@ class DecoderDescription:
 
     mutual_images: bool = False
     """Whether the tokens of an image attend to all tokens of this image, also to later ones."""
+    mutual_tokens: int = 0
+    """Number of tokens of an image, if they attend to each other beyond windows too; 0: they do not."""
     mutual_in_windows: bool = False
     """Whether they do so only in layers with a sliding window, within the window."""
     image_layers: int = 0

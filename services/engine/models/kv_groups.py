@@ -40,7 +40,9 @@ def num_groups(description: DecoderDescription) -> int:
 
 def freed_window(description: DecoderDescription) -> int:
     """Returns how many tokens a query sees at most in layers whose blocks are freed; 0: no blocks are."""
-    return max(window or 0 for window in description.sliding_windows) if description.kv_groups else 0
+    if not description.kv_groups:
+        return 0
+    return max(description.mutual_tokens, *(window or 0 for window in description.sliding_windows))
 
 
 def layer_groups(description: DecoderDescription) -> tuple[int, ...]:

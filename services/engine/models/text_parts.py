@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from antiphon.services.engine.models.about import About
-from antiphon.services.engine.models.config_fields import Config, config_error
+from antiphon.services.engine.models.config_fields import Config, config_error, integer
 from antiphon.services.engine.models.description import DecoderDescription, RopeParameters
 from antiphon.services.engine.models.families import (
     deepseek,
@@ -49,6 +49,8 @@ class _Kind:
 
 
 _USUAL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_GEMMA3_TOKENS = 256
+"""Number of tokens of each image of Gemma 3, if its config does not tell."""
 _GEMMA3 = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -247,7 +249,7 @@ class TextPart:
 
 
 def _gemma3_images(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
-    return replace(text, mutual_images=True)
+    return replace(text, mutual_images=True, mutual_tokens=integer(config, "mm_tokens_per_image", _GEMMA3_TOKENS))
 
 
 def _gemma4_images(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:

@@ -32,14 +32,10 @@ from antiphon.services.engine.worker.capacity.budget import (
     kept_adapter_bytes,
     rows_bytes,
 )
-from antiphon.services.engine.worker.capacity.context import (
-    context_length,
-    paging_of,
-    sequence_tokens,
-    served_description,
-)
+from antiphon.services.engine.worker.capacity.context import context_length, served_description
 from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, padded_heads
+from antiphon.services.engine.worker.capacity.paging import paging_of, sequence_tokens
 from antiphon.services.engine.worker.capacity.profile import (
     StepBounds,
     StepBytes,

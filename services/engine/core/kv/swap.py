@@ -12,6 +12,7 @@ another engine. Used only by `residency`, `scheduler` and `kv_transfer`.
 """
 
 from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.sequence import Sequence
 from antiphon.shared.messages import EngineCounters
 
@@ -19,10 +20,12 @@ from antiphon.shared.messages import EngineCounters
 class SwapSpace:
     """The host blocks, in a pool of their own (numbered from 0), and the pending copies."""
 
-    def __init__(self, num_blocks: int, block_size: int, device: BlockPool, tally: EngineCounters) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, device: BlockPool, windows: Windows, tally: EngineCounters
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self._block_size = block_size
-        self._device = device
+        self._device, self._windows = device, windows
         self._tally = tally
         self.out: dict[int, int] = {}
         """The pending copies out: host block → device block. A later copy to the same host block replaces it."""
@@ -40,8 +43,7 @@ class SwapSpace:
             return False
         count = -(-computed // self._block_size)
         # The last blocks of a table, and their columns, may have only tokens that are not computed.
-        each = len(sequence.window_blocks) // max(1, len(sequence.block_table) - sequence.window_first)
-        windows = sequence.window_blocks[: each * (count - sequence.window_first)]
+        windows = self._windows.columns(sequence, sequence.window_first, count)
         host_blocks = self.pool.allocate(count + len(windows))
         if host_blocks is None:
             self._tally.swap_refusals += 1

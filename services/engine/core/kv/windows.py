@@ -57,8 +57,8 @@ class Windows:
         first, (full, rest) = self.paging.first_read(num_tokens), divmod(num_tokens, self.paging.block_size)
         if first < sequence.window_first:
             return None
-        copied = tuple(self._columns(sequence, full, full + 1)) if rest else ()
-        return first, self._columns(sequence, first, full), copied
+        copied = tuple(self.columns(sequence, full, full + 1)) if rest else ()
+        return first, self.columns(sequence, first, full), copied
 
     # --- what sequences hold ------------------------------------------------------------------------------------------
 
@@ -79,6 +79,11 @@ class Windows:
         sequence.window_first, sequence.window_blocks = first, shared + new
         return new
 
+    def columns(self, sequence: Sequence, first: int, end: int) -> list[int]:
+        """Returns the blocks of the columns [first, end) of its block table, all of which it must hold."""
+        start = sequence.window_first
+        return sequence.window_blocks[self.groups * (first - start) : self.groups * (end - start)]
+
     def last(self, sequence: Sequence, count: int) -> list[int]:
         """Returns the blocks of the last `count` columns."""
         return sequence.window_blocks[len(sequence.window_blocks) - self.groups * count :]
@@ -86,7 +91,7 @@ class Windows:
     def publish(self, sequence: Sequence, index: int, block_name: bytes) -> None:
         """Names the blocks of a column whose tokens are all computed, if the sequence still holds it."""
         if self and index >= sequence.window_first:
-            column = self._columns(sequence, index, index + 1)
+            column = self.columns(sequence, index, index + 1)
             for block, name in zip(column, self.names(block_name), strict=True):
                 if self._pool.hash_of(block) is None:
                     self._pool.register(block, name)
@@ -106,8 +111,8 @@ class Windows:
 
         Returns the column after them if `with_next`.
         """
-        following = tuple(self._columns(sequence, num_blocks, num_blocks + with_next))
-        sequence.window_blocks = self._columns(sequence, sequence.window_first, num_blocks)
+        following = tuple(self.columns(sequence, num_blocks, num_blocks + with_next))
+        sequence.window_blocks = self.columns(sequence, sequence.window_first, num_blocks)
         return following
 
     def release(self, sequence: Sequence) -> None:
@@ -125,7 +130,3 @@ class Windows:
         found = [self._pool.find(name) for name in self.names(sequence.block_hashes[index])]
         blocks = [block for block in found if block is not None]
         return blocks if len(blocks) == self.groups else None
-
-    def _columns(self, sequence: Sequence, first: int, end: int) -> list[int]:
-        start = sequence.window_first
-        return sequence.window_blocks[self.groups * (first - start) : self.groups * (end - start)]

@@ -20,7 +20,7 @@ from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.worker.batch.state_table import table_bytes
-from antiphon.services.engine.worker.capacity.context import context_length, paging_of, sequence_tokens
+from antiphon.services.engine.worker.capacity.context import context_length
 from antiphon.services.engine.worker.capacity.host_cache import plan_host_blocks
 from antiphon.services.engine.worker.capacity.kv_cache import (
     Budget,
@@ -29,6 +29,7 @@ from antiphon.services.engine.worker.capacity.kv_cache import (
     plan_kv_cache,
 )
 from antiphon.services.engine.worker.capacity.memory import free_bytes, held_bytes
+from antiphon.services.engine.worker.capacity.paging import paging_of, sequence_tokens
 from antiphon.services.engine.worker.capacity.profile import (
     StepBounds,
     StepBytes,

@@ -9,9 +9,9 @@ from torch import Tensor
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.kernels.storage import as_moved
 from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.worker.capacity.context import paging_of
 from antiphon.services.engine.worker.capacity.kv_cache import KvCache, KvPlan, bytes_per_block
 from antiphon.services.engine.worker.capacity.memory import free_bytes
+from antiphon.services.engine.worker.capacity.paging import paging_of
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import SettingsError
 

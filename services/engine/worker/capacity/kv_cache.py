@@ -20,13 +20,9 @@ import torch
 from torch import Tensor
 
 from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.worker.capacity.context import (
-    context_length,
-    paging_of,
-    sequence_tokens,
-    useful_blocks,
-)
+from antiphon.services.engine.worker.capacity.context import context_length
 from antiphon.services.engine.worker.capacity.memory_advice import measures
+from antiphon.services.engine.worker.capacity.paging import paging_of, sequence_tokens, useful_blocks
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
 

@@ -25,9 +25,10 @@ from antiphon.services.engine.core.plan import (
 from antiphon.services.engine.kernels.paged_attention import TILE_QUERIES
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.worker.batch.sampler import SLICE_BYTES
-from antiphon.services.engine.worker.capacity.context import batched_tokens, context_length
+from antiphon.services.engine.worker.capacity.context import context_length
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.memory import peak_growth
+from antiphon.services.engine.worker.capacity.paging import batched_tokens
 from antiphon.shared import limits
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.parameters.sampling import SamplingParams

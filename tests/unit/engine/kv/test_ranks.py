@@ -14,9 +14,11 @@ from antiphon.services.engine.kv.layout import KvLayout
 from antiphon.services.engine.kv.pieces import Bytes, checksum
 from antiphon.services.engine.parallel.shard import Shard, local_description
 from antiphon.services.engine.worker.loading.model_files import describe_model
+from tests.models import make_model
 from tests.unit.engine.kv.engines import PROMPT, Running, run, started
 
 TORCH = {"cpu_backend": "torch"}
+WINDOWED = ["sliding_attention"]
 
 
 class PartMemory:
@@ -45,7 +47,7 @@ def test_parts_of_ranks_make_whole_blocks(tp_size: int, pp_size: int, model: Pat
     blocks = np.random.default_rng(1).integers(0, 256, (3, *shape), dtype=np.uint8)
     shards = [Shard.of_rank(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
     pairs = [socket.socketpair() for _ in shards[1:]]
-    parts = list(parts_of(whole, shards, [None, *(ours for ours, _ in pairs)]))
+    parts = list(parts_of(whole, whole.num_layers, shards, [None, *(ours for ours, _ in pairs)]))
     memories = []
     for shard, part in zip(shards, parts, strict=True):
         d = local_description(whole, shard)
@@ -108,6 +110,25 @@ def test_engines_that_are_divided_differently_exchange_kv(
         started(model, "decode", **TORCH, **receiver) as decode,
     ):
         assert exchanged(prefill, decode) == alone
+
+
+@pytest.mark.parametrize("sender", [{"tensor_parallel_size": 2}, {}])
+def test_they_exchange_what_a_window_sees(sender: dict[str, Any], tmp_path: Path) -> None:
+    """Blocks behind windows are freed: a block has the layers of one group."""
+    directory = make_model(tmp_path, "gemma3_text", num_hidden_layers=4, layer_types=[*WINDOWED * 3, "full_attention"])
+    receiver = {} if sender else {"tensor_parallel_size": 2}
+    with started(directory, **TORCH) as running:
+        running.add("x", None)
+        expected = run(running, until=(running, "x"))
+    with (
+        started(directory, "prefill", **TORCH, **sender) as prefill,
+        started(directory, "decode", **TORCH, **receiver) as decode,
+    ):
+        assert decode.engine.facts.num_windowed_groups == 3
+        decode.add("x", prefill.compute_prompt("x"))
+        assert run(prefill, decode, until=(decode, "x")) == expected
+        # Whole blocks of it, and the columns after them.
+        assert decode.engine.counters().kv_loaded_tokens > len(PROMPT) // 2
 
 
 def exchanged(prefill: Running, decode: Running) -> list[int]:

@@ -6,8 +6,8 @@ import torch
 
 from antiphon.services.engine.models.description import DecoderDescription, RopeParameters
 from antiphon.services.engine.models.kv_groups import freeing_windows
-from antiphon.services.engine.worker.capacity.context import paging_of
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
+from antiphon.services.engine.worker.capacity.paging import paging_of
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
 
