@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import anyio
 import openai
 import pytest
 
@@ -131,13 +132,13 @@ async def test_the_client_comes_back_after_the_time_it_was_told(monkeypatch: pyt
     backend = ScriptedBackend(refusal=ServiceError("server_is_overloaded", "Busy.", retry_after_s=0.05))
     waits: list[float] = []
     async with serving(backend) as port, client(port, max_retries=1) as api:
-        calculate = api._calculate_retry_timeout
+        sleep = anyio.sleep
 
-        def calculated(*given: Any, **named: Any) -> float:
-            waits.append(calculate(*given, **named))
-            return waits[-1]
+        async def slept(delay: float) -> None:
+            waits.append(delay)
+            await sleep(delay)
 
-        monkeypatch.setattr(api, "_calculate_retry_timeout", calculated)
+        monkeypatch.setattr(anyio, "sleep", slept)
         with pytest.raises(openai.InternalServerError):
             await api.chat.completions.create(model="org/toy", messages=MESSAGES)
     [wait] = waits
