@@ -294,7 +294,9 @@ def test_the_cache_knows_one_image_from_another(one: Imaged) -> None:
     assert run(engine, [one.spec("other", prompt, [other], greedy(NUM))]) == [one.expected(prompt, [other])]
     assert run(engine, [one.spec("again", prompt, [ONE], greedy(NUM))]) == [one.expected(prompt, [ONE])]
     assert (engine.cached["first"], engine.cached["other"], engine.cached["again"]) == (0, 0, 48)
-    assert one.expected(prompt, [ONE]) != one.expected(prompt, [other])
+    # The tokens of so small a model may be equal.
+    by_one, by_other = (vision_log_probabilities(one.directory, prompt, [each]) for each in (ONE, other))
+    assert (by_one - by_other).abs().max() > 1e-3
 
 
 def test_output_that_was_generated_elsewhere_is_continued(one: Imaged) -> None:

@@ -114,6 +114,11 @@ class Served(Started):
         return found[1:]
 
 
+def is_too_busy(served: Served) -> bool:
+    """Whether the machine was too busy to hear an engine for a lease, which has its sequences computed elsewhere."""
+    return re.search(r"(engine|prefill|decode)-\d has not been heard from", served.output) is not None
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str] = str) -> None:
     """Asks again at growing intervals: conditions often ask the system, which shares the processors with the tests."""
     started = time.monotonic()
