@@ -10,6 +10,7 @@ SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokeni
 COMPOSE_FILES := -f docker-compose.yml $(if $(CLUSTER),-f infra/docker/cluster.yml) $(if $(TRACING),-f infra/docker/tracing.yml) $(if $(MONITORING),-f infra/docker/monitoring.yml) $(if $(GPU),-f infra/docker/gpu.yml) $(if $(OPEN_WEBUI),-f infra/docker/open-webui.yml)
 # What became of the tests that prove rows of the specification.
 SPEC_REPORT := build/spec-report.json
+SLOW_SPEC_REPORT := build/spec-report-slow.json
 CONTAINER_SPEC_REPORT := build/spec-report-container.json
 # The packages of other people's clients, which find no network but the loopback device where the system can arrange that.
 CLIENTS := $(CURDIR)/build/clients
@@ -19,7 +20,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture page-time bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality dist release docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test slow-test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check screenshots kill-picture page-time bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality dist release docs docs-site coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,12 +40,17 @@ $(INSTALLED): pyproject.toml constraints.txt infra/checks/kernels/triton.txt
 serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model DIR --port N …")
 	@$(BIN)/antiphon serve $(ARGS)
 
-test: install  ## all tests that need no Docker (ARGS="-k name"; ARGS="-n 0": in one process)
+test: install  ## the tests that need no Docker, without the slow ones (ARGS="-k name"; ARGS="-n 0": in one process)
 	@rm -f $(SPEC_REPORT)
 	@# The sources may have changed since the installation: the systems that tests start would all wait for the compiler.
 	@$(BIN)/python -m antiphon.services.engine.backends.cpu >/dev/null
 	@# Compiled modules are kept, also where that is switched off: the tests start a thousand processes.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --spec-report=$(SPEC_REPORT) $(ARGS)
+
+slow-test: install  ## the tests marked as slow, half an hour; their result is kept in docs/contributing/slow_tests.json
+	@$(BIN)/python -m antiphon.services.engine.backends.cpu >/dev/null
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto -m slow --spec-report=$(SLOW_SPEC_REPORT) $(ARGS)
+	$(BIN)/python -m infra.checks.spec_coverage --keep-slow $(SLOW_SPEC_REPORT)
 
 quick: install  ## the tests that a change since a revision can affect (SINCE=HEAD~3; ARGS as for `make test`)
 	@tests=$$($(BIN)/python -m infra.checks.affected $(SINCE)) || exit; test -z "$$tests" || \

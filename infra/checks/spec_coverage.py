@@ -15,7 +15,9 @@ are separated by tabs; empty columns at the end of a line are left out:
 What each row asks for is in docs/spec_texts.tsv (id, text). The texts are compared with no test: a reader has to see
 that the tests of a row show what it says.
 
-Without options, the program reads the reports of `make test` and `make container-test` and writes the page.
+Without options, the program reads the reports of `make test` and `make container-test` and writes the page. A slow test
+(`@pytest.mark.slow`), which `make test` leaves out, has the outcome of the last run of `make slow-test`, whose report is
+kept with the sources.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from infra.checks.spec_plugin import CHANGED, commit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT, CONTAINER_REPORT = Path("build/spec-report.json"), Path("build/spec-report-container.json")
+SLOW_REPORT = Path("docs/contributing/slow_tests.json")
 CONTAINER_TESTS = "tests/container/"
 """Directory of the tests that run only in `make container-test`, which needs Docker."""
 STATES = ("", "waived", "documented")
@@ -51,7 +54,8 @@ LEGEND = (
     "[spec_texts.tsv](../spec_texts.tsv) has what each row asks for. Its letters stand for the documentation of five",
     "servers: A to D for their command lines and HTTP APIs, E for a Python API; PD is the default that was proposed",
     "for this one, and [proposal] a rule that none of them states. A word before a test is the part of the row that it",
-    "shows. Tests in `tests/container` run in `make container-test`, the others in `make test`.",
+    "shows. Tests in `tests/container` run in `make container-test`, those marked as slow in `make slow-test`, the others",
+    "in `make test`.",
 )
 CLAIM = (
     "**What this page calls proven is claimed, and is not the result of a run**: it was made from the marks of the",
@@ -98,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     way.add_argument("--check", action="store_true", help="fail unless the page lists exactly the rows and marks")
     way.add_argument("--proofs", action="store_true", help="fail unless all that the page calls proven passed")
     way.add_argument("--claim", action="store_true", help="write the page as if every test passed: --proofs will tell")
+    way.add_argument("--keep-slow", type=Path, metavar="REPORT", help=f"copy what ran of a report to {SLOW_REPORT}")
     parser.add_argument("--report", type=Path, help=f"of `make test`; {REPORT} unless given")
     parser.add_argument(
         "--container-report", type=Path, help=f"of `make container-test`; {CONTAINER_REPORT} if it exists"
@@ -109,6 +114,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     page = options.root / "docs" / "contributing" / "coverage.md"
     try:
+        if options.keep_slow is not None:
+            keep_slow(options.keep_slow, options.root / SLOW_REPORT)
+            return 0
         rows, marks = read_rows(options.root), find_marks(options.root)
         check_marks(rows, marks)
         if options.check:
@@ -117,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
             page.write_text(render(rows, marks, provable(rows, marks)), encoding="utf-8")
         else:
             reports = _reports(options)
-            outcomes = read_outcomes(reports, marks)
+            outcomes = read_outcomes(reports, marks, options.root / SLOW_REPORT)
             if options.proofs:
                 check_page(page, rows, marks)
                 check_commit(reports, commit_of(options.root))
@@ -185,27 +193,38 @@ def provable(rows: Rows, marks: Marks) -> set[str]:
     return {row.id for row in rows.values() if not row.state and all(marks.get(key) for key in row.keys)}
 
 
-def read_outcomes(reports: list[Path], marks: Marks) -> Outcomes:
+def read_outcomes(reports: list[Path], marks: Marks, slow_report: Path | None = None) -> Outcomes:
     """Returns the outcome of each marked test. A container test without a report has the outcome `ELSEWHERE`.
 
+    A test that was deselected has its outcome in `slow_report`, if that file names it.
     Raises `SpecError` for a report that is missing or has marks that the sources do not have.
     """
     found: dict[str, dict[str, str]] = {}
+    has_slow = slow_report is not None and slow_report.exists()
+    slow = json.loads(slow_report.read_text(encoding="utf-8"))["tests"] if has_slow and slow_report else {}
     for path in reports:
         if not path.exists():
             raise SpecError(f"there is no report {path}: run `make test` first (or `make test ARGS='-m spec'`, less)")
         for item, told in json.loads(path.read_text(encoding="utf-8"))["tests"].items():
             test = item.partition("[")[0]
+            outcome = slow.get(item, told)["outcome"] if told["outcome"] == "deselected" else told["outcome"]
             for key in told["rows"]:
                 if test not in marks.get(key, ()):
                     raise SpecError(f"{path} says that {test} names {key}, the source does not: run the tests again")
                 before = found.setdefault(key, {}).get(test, "passed")
-                found[key][test] = told["outcome"] if before == "passed" else before
+                found[key][test] = outcome if before == "passed" else before
     for key, tests in marks.items():
         for test in tests:
             elsewhere = len(reports) == 1 and test.startswith(CONTAINER_TESTS)
             found.setdefault(key, {}).setdefault(test, ELSEWHERE if elsewhere else "not collected")
     return found
+
+
+def keep_slow(report: Path, kept: Path) -> None:
+    """Writes to `kept` what a report says of the tests that ran."""
+    told = json.loads(report.read_text(encoding="utf-8"))
+    told["tests"] = {name: test for name, test in told["tests"].items() if test["outcome"] != "deselected"}
+    kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def proven(rows: Rows, outcomes: Outcomes) -> set[str]:

@@ -3,8 +3,10 @@
 A row is one feature in the list docs/spec_rows.tsv; a test names the rows that it proves with the mark `spec`.
 `--spec-report=FILE` writes, for every collected test with this mark, the rows that it names and its outcome:
 
-    {"commit": "0123…", "tests": {"tests/unit/test_x.py::test_y[1]": {"rows": ["S-API-041"], "outcome": "passed"}}}
+    {"commit": "0123…", "all": {"passed": 1}, "seconds": 2,
+     "tests": {"tests/unit/test_x.py::test_y[1]": {"rows": ["S-API-041"], "outcome": "passed"}}}
 
+`all` counts the outcomes of all tests that ran, also of those without the mark; `seconds` is how long they took.
 The commit ends with `CHANGED` if files differed from it when the run began; it is empty outside a repository.
 
 The plugin uses pytest's own marks, so a mark on a class, module or single parameter counts for exactly the tests that
@@ -21,6 +23,8 @@ the option yet and would treat a separate word as such a path.
 
 import json
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -100,6 +104,7 @@ class Recorder:
     def __init__(self, path: Path, collected: Collected, commit: str) -> None:
         self._path, self._collected, self._commit = path, collected, commit
         self._outcomes: dict[str, str] = {}
+        self._started = time.monotonic()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -121,4 +126,10 @@ class Recorder:
             for name, test in sorted(self._collected.tests.items())
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps({"commit": self._commit, "tests": tests}, indent=1) + "\n", encoding="utf-8")
+        report = {
+            "commit": self._commit,
+            "all": Counter(self._outcomes.values()),
+            "seconds": round(time.monotonic() - self._started),
+            "tests": tests,
+        }
+        self._path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

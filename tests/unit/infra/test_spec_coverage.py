@@ -23,7 +23,7 @@ class Project:
         (root / "tests" / "container").mkdir(parents=True)
         (root / "tests" / "conftest.py").write_text('pytest_plugins = ("infra.checks.spec_plugin",)\n')
         (root / "pytest.ini").write_text(
-            "[pytest]\nmarkers = spec(*ids): rows\ntestpaths = tests\nnorecursedirs = container\n"
+            "[pytest]\nmarkers =\n  spec(*ids): rows\n  slow: minutes\ntestpaths = tests\nnorecursedirs = container\n"
         )
         self.rows(ROWS)
 
@@ -117,6 +117,26 @@ def test_two(): pass
     capsys.readouterr()
     assert project.coverage("--proofs") == 1
     assert "S-1: tests/test_x.py::test_two not collected" in capsys.readouterr().out
+
+
+def test_a_slow_test_has_the_outcome_of_its_own_last_run(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.tests("""
+@pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.spec("S-1")
+def test_one(value): assert value != 3
+""")
+    project.run("-m", "not slow")
+    assert project.coverage("--claim") == 0
+    capsys.readouterr()
+    assert project.coverage("--proofs") == 1
+    assert "S-1: tests/test_x.py::test_one deselected" in capsys.readouterr().out
+    project.run("-m", "slow", name="slow")
+    assert project.coverage("--keep-slow", str(project.root / "build/slow.json")) == 0
+    kept = json.loads((project.root / spec_coverage.SLOW_REPORT).read_text())
+    assert (kept["all"], list(kept["tests"])) == ({"passed": 1}, ["tests/test_x.py::test_one[2]"])
+    assert project.coverage("--proofs") == 0
 
 
 def test_several_processes_prove_together_and_one_that_is_killed_does_not(project: Project) -> None:
