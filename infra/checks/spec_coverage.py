@@ -15,9 +15,9 @@ are separated by tabs; empty columns at the end of a line are left out:
 What each row asks for is in docs/spec_texts.tsv (id, text). The texts are compared with no test: a reader has to see
 that the tests of a row show what it says.
 
-Without options, the program reads the reports of `make test` and `make container-test` and writes the page. A slow test
-(`@pytest.mark.slow`), which `make test` leaves out, has the outcome of the last run of `make slow-test`, whose report is
-kept with the sources.
+Without options, the program reads the reports of `make test` and `make container-test` and writes the page. A
+slow test (`@pytest.mark.slow`), which `make test` leaves out, has the outcome of the last run of `make slow-test`,
+whose report is kept with the sources.
 """
 
 import argparse
@@ -54,8 +54,8 @@ LEGEND = (
     "[spec_texts.tsv](../spec_texts.tsv) has what each row asks for. Its letters stand for the documentation of five",
     "servers: A to D for their command lines and HTTP APIs, E for a Python API; PD is the default that was proposed",
     "for this one, and [proposal] a rule that none of them states. A word before a test is the part of the row that it",
-    "shows. Tests in `tests/container` run in `make container-test`, those marked as slow in `make slow-test`, the others",
-    "in `make test`.",
+    "shows. Tests in `tests/container` run in `make container-test`, those marked as slow in `make slow-test`, the",
+    "others in `make test`.",
 )
 CLAIM = (
     "**What this page calls proven is claimed, and is not the result of a run**: it was made from the marks of the",

@@ -15,6 +15,21 @@ from antiphon.shared.settings.output_formats import (
 )
 
 LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
+GPU_KERNEL_FORMS = {"plain": ("skinny", "library"), "quantized": ("tiles", "library")}
+"""The forms that products with weights have on a GPU, by the kind of weight."""
+
+
+def _are_gpu_kernels(value: str) -> bool:
+    if value in ("auto", "measure", "reference"):
+        return True
+    pairs = [pair.partition("=")[::2] for pair in value.split(",")]
+    return len(dict(pairs)) == len(pairs) and all(form in GPU_KERNEL_FORMS.get(kind, ()) for kind, form in pairs)
+
+
+GPU_KERNELS = Rule(
+    "auto, measure, reference, or one or both of plain=skinny|library and quantized=tiles|library with a comma between",
+    _are_gpu_kernels,
+)
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)
 CONV_TEMPLATES = (
     "generate",

@@ -2,7 +2,7 @@
 
 from antiphon.shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
 from antiphon.shared.settings import quantization
-from antiphon.shared.settings.allowed_values import LORA_RANK
+from antiphon.shared.settings.allowed_values import GPU_KERNELS, LORA_RANK
 
 
 class SchedulerSettings(Settings, group="engine: scheduling"):
@@ -221,7 +221,18 @@ class ExecutionSettings(Settings, group="engine: execution"):
         "what computes on a CUDA device: Triton kernels if they support the model, or PyTorch's operations",
         choices=("auto", "torch"),
     )
-    compile_cache: str = flag("", "directory of compiled code (default: ~/.cache/antiphon/cpu)")
+    gpu_kernels: str = flag(
+        "auto",
+        "what computes the products with weights on a GPU with Triton kernels: auto measures the forms at the first "
+        "start and takes the fastest, measure does so at each start, reference takes those of a fixed rule, and "
+        "plain=skinny|library and quantized=tiles|library, with a comma between them, name forms",
+        rule=GPU_KERNELS,
+    )
+    compile_cache: str = flag(
+        "",
+        "directory of compiled code and of what was measured on a GPU (default: ~/.cache/antiphon/cpu and "
+        "~/.cache/antiphon/gpu-kernels)",
+    )
     weight_cache: str = flag(
         "",
         "directory of weights packed for the CPU, mapped by later starts and by all engines of the machine; 'off': "

@@ -1,5 +1,8 @@
 """The GPU worker, under the interpreter: core, loop and worker give the tokens of PyTorch's operations."""
 
+import json
+import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +44,8 @@ def both(models: Models) -> Both:
 
     def run_both(variant: str, requests: list[tuple[int, dict[str, Any]]], num_tokens: int, **options: Any) -> Any:
         directory: Path = models(variant)
-        flags = {name: options.pop(name) for name in ("dtype", "kv_cache_dtype", "swap_space") if name in options}
+        names = ("dtype", "kv_cache_dtype", "swap_space", "gpu_kernels", "compile_cache", "quantization")
+        flags = {name: options.pop(name) for name in names if name in options}
         chosen = {"max_num_seqs": 4, "block_size": 16, **flags}
         asked = [(make_prompt(length), params) for length, params in requests]
         theirs = TorchWorker(settings(directory, **chosen), directory)
@@ -50,6 +54,23 @@ def both(models: Models) -> Both:
         return tuple(run(worker, asked, num_tokens, **options) for worker in workers)
 
     return run_both
+
+
+@pytest.mark.parametrize("quantization", ["", "ifq", "ifq_w8a8"])
+def test_a_worker_measures_the_forms_of_its_products_and_keeps_what_it_found(
+    both: Both, quantization: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {"gpu_kernels": "measure", "compile_cache": str(tmp_path), "quantization": quantization}
+    with caplog.at_level(logging.INFO):
+        ours, theirs = both("qwen3", MIXED[:1], 3, **asked)
+    assert ours.tokens == theirs.tokens
+    kind = "int8_dynamic, float32" if quantization == "ifq_w8a8" else "int8" if quantization else "float32"
+    assert re.search(
+        rf"the forms of products by rows .*\n(  .*\n)*  {kind}.*: (skinny|tiles|library) up to", caplog.text
+    )
+    assert "is left out" not in caplog.text
+    [kept] = tmp_path.glob("*.json")
+    assert all(times for by_rows in json.loads(kept.read_text())["products"].values() for times in by_rows.values())
 
 
 def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker(both: Both) -> None:

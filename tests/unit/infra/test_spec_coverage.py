@@ -119,9 +119,7 @@ def test_two(): pass
     assert "S-1: tests/test_x.py::test_two not collected" in capsys.readouterr().out
 
 
-def test_a_slow_test_has_the_outcome_of_its_own_last_run(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_test_has_the_outcome_of_its_own_last_run(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     project.tests("""
 @pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.spec("S-1")

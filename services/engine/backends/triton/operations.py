@@ -1,10 +1,9 @@
 """Implements a decoder's operations (the interface is in `models/operations`) with the Triton kernels.
 
-Products with quantized weights use `quantized_linear`. Other products of many rows use the vendor's library
-(`F.linear`), which is at least as fast as a Triton kernel. Products of up to `FEW_ROWS` rows use `skinny_linear`, which
-reads the weight once and fuses residual and activation. A decoder layer then takes nine launches: norm,
-query-key-value, rotation + cache, attention (two), output + residual, norm, gate·up, down + residual. The norm is not
-fused with the product behind it: on an H100 that made the product take twice as long.
+Products with weights have several forms (`autotune`). Usually those of up to 8 rows use `skinny_linear`, which reads
+the weight once and fuses residual and activation. A decoder layer then takes nine launches: norm, query-key-value,
+rotation + cache, attention (two), output + residual, norm, gate·up, down + residual. The norm is not fused with the
+product behind it: on an H100 that made the product take twice as long.
 """
 
 import logging
@@ -12,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.services.engine.backends.triton.autotune.forms import Choice, Products
 from antiphon.services.engine.backends.triton.kernels.activation import activated
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
 from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
@@ -29,7 +28,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import m
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.recurrent import (
     TritonChannelDelta,
@@ -76,10 +75,6 @@ from antiphon.services.engine.quantization.weight import QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
-FEW_ROWS = 8
-"""Maximum rows for `skinny_linear`: up to here a product takes only the time of reading its weight, with any tile size.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class TritonNorm:
@@ -104,34 +99,31 @@ class TritonLinear:
 
     weight: Tensor
     bias: Tensor | None
+    choice: Choice
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        if x.shape[0] <= FEW_ROWS:
-            return skinny_linear(x.contiguous(), self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return self.choice.compute(x.contiguous(), self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`. For many rows the residual is overwritten, because the library can add in place for free."""
-        if x.shape[0] <= FEW_ROWS:
-            return skinny_linear(x, self.weight, self.bias, residual=residual)
-        residual.addmm_(x, self.weight.t())
-        return residual if self.bias is None else residual.add_(self.bias)
+        """See `Linear`. The residual may be overwritten."""
+        return self.choice.compute(x.contiguous(), self.weight, self.bias, residual)
 
 
 class TritonQuantizedLinear:
-    """A `Linear` with a quantized weight, stored only in the kernel's layout."""
+    """A `Linear` with a quantized weight, stored only in the kernel's layout. `like` has the type of the rows."""
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.weight, self._bias = kernel_weight(weight, dtype), bias
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, products: Products, like: Tensor) -> None:
+        self.weight, self._bias = kernel_weight(weight, like.dtype), bias
+        self._choice = products.add_quantized(self.weight, like)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        return quantized_linear(x.contiguous(), self.weight, self._bias)
+        return self._choice.compute(x.contiguous(), self.weight, self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`."""
-        return quantized_linear(x.contiguous(), self.weight, self._bias, residual)
+        """See `Linear`. The residual may be overwritten."""
+        return self._choice.compute(x.contiguous(), self.weight, self._bias, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +149,11 @@ class AdaptedLinear:
         return y if self.step.tiles is None else self.adapters.add(y, x, self.step.tiles)
 
 
-def fusable(linear: Linear) -> TritonLinear | None:
+def fusable(linear: Linear, rows: int) -> TritonLinear | None:
     """Returns the layer if its product can be fused with other operations in this step; else None."""
     if isinstance(linear, AdaptedLinear):
         linear = linear.linear if linear.step.tiles is None else linear
-    return linear if isinstance(linear, TritonLinear) else None
+    return linear if isinstance(linear, TritonLinear) and linear.choice.name(rows) == "skinny" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +180,7 @@ class TritonMlp:
         """Returns the input of the second product."""
         if self.scales != UNSCALED:
             return activated(with_scaled_gates(self.up(x), self.scales), self.activation, self.gated) * self.scales[1]
-        up = fusable(self.up) if self.gated and x.shape[0] <= FEW_ROWS else None
+        up = fusable(self.up, x.shape[0]) if self.gated else None
         if up is not None:
             return skinny_linear(x.contiguous(), up.weight, up.bias, activation=self.activation)
         return activated(self.up(x), self.activation, self.gated, self.numbers)
@@ -368,6 +360,7 @@ class TritonOperations(Operations):
 
     def __init__(self, num_positions: int, dtype: torch.dtype, shard: Shard = ALONE) -> None:
         self._num_positions, self._dtype, self._shard = num_positions, dtype, shard
+        self.products = Products()
         self._told = False
 
     def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
@@ -378,9 +371,10 @@ class TritonOperations(Operations):
     def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
         """See `Operations`."""
         if isinstance(weight, QuantizedWeight):
-            return TritonQuantizedLinear(weight, bias, self._dtype)
+            return TritonQuantizedLinear(weight, bias, self.products, weight.scales.new_empty(0, dtype=self._dtype))
         # The interpreter writes its arguments back after a launch, and the mapped pages of a checkpoint are read-only.
-        return TritonLinear(weight.clone() if weight.device.type == "cpu" else weight.contiguous(), bias)
+        weight = weight.clone() if weight.device.type == "cpu" else weight.contiguous()
+        return TritonLinear(weight, bias, self.products.add_plain(weight))
 
     def unpacked_linear(self, weight: Tensor) -> Linear:
         """See `Operations`."""

@@ -12,7 +12,7 @@ of the columns.
 
     x, residual, y [n, ·] float32 | bfloat16 | float16
 
-Two forms:
+Two forms, of which `quantized_linear` chooses one by a rule and `autotune` by measuring:
 
     few rows    a kernel that reads W in its stored form. The numbers without scale are exact in the type of x, and
                 scales are applied to float32 sums, so results are at least as exact as those of the dequantized matrix
@@ -368,15 +368,15 @@ def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
 def quantized_linear(
     x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """Returns y, see the module. All tensors are contiguous."""
+    """Returns y, see the module, by the form for its number of rows. All tensors are contiguous."""
+    product = tiles_linear if x.shape[0] <= few_rows(weight) or weight.kind == "int8_dynamic" else library_linear
+    return product(x, weight, bias, residual)
+
+
+def tiles_linear(x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """Returns y by the kernel that reads W in its stored form, for any number of rows."""
     rows, columns = x.shape[0], weight.columns
-    assert columns == x.shape[1] or weight.order is not None, (columns, x.shape)
-    assert x.is_contiguous(), x.stride()
-    assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
-    x = x if weight.order is None else order_rows(x, weight.order)
-    if rows > few_rows(weight) and weight.kind != "int8_dynamic":
-        y = F.linear(x, dequantized(weight, x.dtype), bias)
-        return y if residual is None else y.add_(residual)
+    x = _columns_of(x, weight, residual)
     out = torch.empty((rows, weight.width), dtype=x.dtype, device=x.device)
     x, row_scales = round_rows(x) if weight.kind == "int8_dynamic" else (x, None)
     shape = _shape(rows, weight, num_processors(x.device))
@@ -399,6 +399,34 @@ def quantized_linear(
             warps=4, ROWS=shape.rows, WIDE=_JOINED, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
         )  # fmt: skip
     return out
+
+
+def library_linear(
+    x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Returns y by the vendor's library: W is dequantized first. int8_dynamic: a product of integers.
+
+    Integers are multiplied by `torch._int_mm`, which on a GPU wants more than 16 rows and sizes that 8 divides.
+    """
+    x = _columns_of(x, weight, residual)
+    if weight.kind != "int8_dynamic":
+        y = F.linear(x, dequantized(weight, x.dtype), bias)
+        return y if residual is None else y.add_(residual)
+    rounded, row_scales = round_rows(x)
+    sums = torch._int_mm(rounded, weight.values[:, : weight.columns].t())
+    y = sums.to(torch.float32).mul_(weight.scales).mul_(row_scales[:, None])
+    for added in (bias, residual):
+        if added is not None:
+            y.add_(added)
+    return y.to(x.dtype)
+
+
+def _columns_of(x: Tensor, weight: KernelWeight, residual: Tensor | None) -> Tensor:
+    """Checks what a product is given. Returns x [n, in] in the order of the columns of W."""
+    assert weight.columns == x.shape[1] or weight.order is not None, (weight.columns, x.shape)
+    assert x.is_contiguous(), x.stride()
+    assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
+    return x if weight.order is None else order_rows(x, weight.order)
 
 
 def few_rows(weight: KernelWeight) -> int:

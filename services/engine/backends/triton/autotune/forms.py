@@ -1,0 +1,142 @@
+"""The forms of products with a weight, and which of them computes a number of rows.
+
+    y = x Wᵀ + b (+ residual)          x, residual, y [n, ·]; W [out, in], plain or quantized
+
+    plain        skinny     a kernel that reads W once, for up to 16 rows
+                 library    the vendor's library
+    quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows
+                 library    W is dequantized first (int8_dynamic: integers are multiplied), then the vendor's library
+
+Without measuring a fixed rule chooses (`usual`). `tuning` chooses by measuring.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from antiphon.services.engine.backends.triton.kernels.quantized import (
+    KernelWeight,
+    few_rows,
+    library_linear,
+    tiles_linear,
+)
+from antiphon.services.engine.backends.triton.kernels.skinny import ROWS_MAX, skinny_linear
+
+FEW_ROWS = 8
+"""Rows up to which `skinny` is usual: up to here a product takes only the time of reading its weight, with any tile
+size."""
+_TILES_ROWS_MAX = 256
+"""Rows up to which `tiles` can be faster than the library, which then multiplies many times as many rows a byte."""
+
+Kind = Literal["plain", "quantized"]
+Compute = Callable[[Tensor, Any, Tensor | None, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to compute a product: `compute(x, weight, bias, residual)`, which may overwrite the residual."""
+
+    name: str
+    compute: Compute
+    rows_max: int | None = None
+
+
+def _skinny(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    return skinny_linear(x, weight, bias, residual=residual)
+
+
+def _library(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    if residual is None:
+        return F.linear(x, weight, bias)
+    # The library can add in place for free.
+    residual.addmm_(x, weight.t())
+    return residual if bias is None else residual.add_(bias)
+
+
+FORMS: dict[Kind, tuple[Form, ...]] = {
+    "plain": (Form("skinny", _skinny, ROWS_MAX), Form("library", _library)),
+    "quantized": (Form("tiles", tiles_linear, _TILES_ROWS_MAX), Form("library", library_linear)),
+}
+
+
+class Choice:
+    """Which form computes products with weights of one kind, shape and type."""
+
+    def __init__(self, kind: Kind, usual: Callable[[int], str]) -> None:
+        """`usual` returns the name of the form for a number of rows where nothing else was chosen."""
+        self.kind: Kind = kind
+        self.usual = usual
+        self.forms = {form.name: form for form in FORMS[kind]}
+        self._bounds: Sequence[int] = ()
+        self._names: Sequence[str] = ()
+
+    def choose(self, bounds: Sequence[int], names: Sequence[str]) -> None:
+        """Sets the forms: the first for up to `bounds[0]` rows, and so on, ascending. More rows have the usual one."""
+        self._bounds, self._names = bounds, names
+
+    def name(self, rows: int) -> str:
+        """Returns the name of the form for a number of rows."""
+        place = bisect_left(self._bounds, rows)
+        return self._names[place] if place < len(self._names) else self.usual(rows)
+
+    def possible(self, rows: int) -> list[Form]:
+        """Returns the forms that can compute a number of rows, the usual one first."""
+        found = [form for form in self.forms.values() if form.rows_max is None or rows <= form.rows_max]
+        return sorted(found, key=lambda form: form.name != self.usual(rows))
+
+    def compute(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+        """Returns y, see the module. `x` is contiguous; the residual may be overwritten."""
+        return self.forms[self.name(x.shape[0])].compute(x, weight, bias, residual)
+
+
+def usual_plain(rows: int) -> str:
+    """Returns the usual form of a product with a plain weight."""
+    return "skinny" if rows <= FEW_ROWS else "library"
+
+
+def usual_quantized(weight: KernelWeight) -> Callable[[int], str]:
+    """Returns what names the usual form of a product with weights like this one."""
+    limit = None if weight.kind == "int8_dynamic" else few_rows(weight)
+    return lambda rows: "tiles" if limit is None or rows <= limit else "library"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """All weights of a model whose products have one choice, and that choice."""
+
+    choice: Choice
+    weights: list[Any]
+
+
+class Products:
+    """The products of a model, by what they have in common, for example "bfloat16 6144 x 4096"."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Product] = {}
+
+    def add_plain(self, weight: Tensor) -> Choice:
+        """Returns the choice for a weight [out, in]."""
+        name = f"{_type(weight)} {weight.shape[0]} x {weight.shape[1]}"
+        return self._add(name, weight, lambda: Choice("plain", usual_plain))
+
+    def add_quantized(self, weight: KernelWeight, like: Tensor) -> Choice:
+        """Returns the choice for a quantized weight; `like` has the type of the rows."""
+        parts = [weight.kind, f"groups of {weight.group_size}" if weight.group_size else ""]
+        parts += ["zero points" if weight.zeros is not None else "", "levels" if weight.levels is not None else ""]
+        name = f"{', '.join(filter(None, parts))}, {_type(like)} {weight.width} x {weight.columns}"
+        return self._add(name, weight, lambda: Choice("quantized", usual_quantized(weight)))
+
+    def _add(self, name: str, weight: Any, make: Callable[[], Choice]) -> Choice:
+        product = self.found.get(name)
+        if product is None:
+            product = self.found[name] = Product(make(), [])
+        product.weights.append(weight)
+        return product.choice
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,116 @@
+"""Chooses the forms of a model's products, as `--gpu-kernels` asks: by measuring, by the rule, or the ones it names.
+
+On a GPU the products of every kind and shape that the model has are measured once, for 1, 2, 4, … rows up to the
+largest step; a step has the form of the next larger number that was measured. A form that is missing, fails or is wrong
+is left out, with a warning. The usual form stays unless another one is faster by more than what measurements differ by.
+Called by the worker when the weights are loaded, before it measures how much memory steps take.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from antiphon.services.engine.backends.triton.autotune.forms import Form, Product, Products
+from antiphon.services.engine.backends.triton.autotune.kept import Kept, Measured, Times
+from antiphon.services.engine.backends.triton.autotune.measuring import (
+    Timer,
+    check,
+    milliseconds,
+    reference,
+    rows_like,
+)
+
+logger = logging.getLogger(__name__)
+
+_FASTER = 0.95
+"""Share of the usual form's time that another one may take at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `--gpu-kernels` asks for. `pinned`: names of forms by kind of product."""
+
+    measures: bool
+    anew: bool
+    pinned: Mapping[str, str]
+
+
+def asked(text: str, device: torch.device) -> Asked:
+    """Returns what a valid value of the setting asks for on a device. Under the interpreter times mean nothing."""
+    if text in ("auto", "measure"):
+        return Asked(measures=device.type == "cuda" or text == "measure", anew=text == "measure", pinned={})
+    pinned = dict(pair.split("=") for pair in text.split(",")) if text != "reference" else {}
+    return Asked(measures=False, anew=False, pinned=pinned)
+
+
+def row_numbers(rows_max: int) -> list[int]:
+    """Returns the numbers of rows that are measured: powers of two, and the largest."""
+    return [*(1 << power for power in range((rows_max - 1).bit_length())), rows_max]
+
+
+def tune(products: Products, rows_max: int, like: Tensor, wanted: Asked, kept: Kept | None, timer: Timer) -> None:
+    """Sets the choice of each product. `like` has the type and the device of rows. Forgets the weights."""
+    for product in products.found.values():
+        pinned = product.choice.forms.get(wanted.pinned.get(product.choice.kind, ""))
+        if pinned is not None:
+            product.choice.choose([pinned.rows_max or rows_max], [pinned.name])
+    if wanted.measures:
+        known: Measured = {} if kept is None or wanted.anew else kept.read()
+        numbers, before = row_numbers(rows_max), _count(known)
+        for name, product in products.found.items():
+            times = known.setdefault(name, {})
+            for rows in numbers:
+                if rows not in times:
+                    times[rows] = _measured(name, product, rows, like, timer)
+            product.choice.choose(numbers, [_fastest(product, rows, times[rows]) for rows in numbers])
+        new = _count(known) - before
+        if kept is not None and new:
+            kept.write(known)
+        logger.info(_table(products, numbers, new))
+    products.found.clear()
+
+
+def _count(measured: Measured) -> int:
+    return sum(map(len, measured.values()))
+
+
+def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer) -> Times:
+    """Returns the times of the forms for a number of rows. One that is alone is not measured."""
+    forms = product.choice.possible(rows)
+    if len(forms) == 1:
+        return {forms[0].name: 0.0}
+    x = rows_like(product.weights[0], rows, like)
+    expected = reference(x, product.weights[0])
+    return {form.name: _time(name, form, product, x, expected, timer) for form in forms}
+
+
+def _time(name: str, form: Form, product: Product, x: Tensor, expected: Tensor, timer: Timer) -> float | None:
+    try:
+        check(form, x, product.weights[0], expected)
+        return milliseconds(form, x, product.weights, timer)
+    except Exception as error:  # a candidate is somebody else's code as well: whatever it raises, it is left out
+        logger.warning("%s, %d rows: %s is left out: %s", name, len(x), form.name, error or type(error).__name__)
+        return None
+
+
+def _fastest(product: Product, rows: int, times: Times) -> str:
+    """Returns the form that is the fastest, or the usual one if that is nearly as fast, or if none is right."""
+    usual = product.choice.usual(rows)
+    right = {name: time for name, time in times.items() if time is not None}
+    if not right:
+        return usual
+    best = min(right, key=lambda name: right[name])
+    return usual if usual in right and right[best] > _FASTER * right[usual] else best
+
+
+def _table(products: Products, numbers: Sequence[int], new: int) -> str:
+    """Returns which form computes how many rows of each product, a line for each."""
+    lines = [f"the forms of products by rows ({new} measured now, the others before):"]
+    for name, product in products.found.items():
+        names = list(map(product.choice.name, numbers))
+        ends = [place for place in range(len(names)) if place + 1 == len(names) or names[place] != names[place + 1]]
+        lines.append(f"  {name}: " + ", ".join(f"{names[end]} up to {numbers[end]}" for end in ends))
+    return "\n".join(lines)
