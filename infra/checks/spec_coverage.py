@@ -37,6 +37,8 @@ SLOW_REPORT = Path("docs/contributing/slow_tests.json")
 CONTAINER_TESTS = "tests/container/"
 """Directory of the tests that run only in `make container-test`, which needs Docker."""
 STATES = ("", "waived", "documented")
+KEPT = ("passed", "failed", "skipped", "xfailed")
+"""Outcomes of tests that ran."""
 ELSEWHERE = "not run here"
 """Outcome of a container test if their report is missing. Such a test counts neither for nor against a row."""
 _DEPARTS = re.compile(r"\b(?:not|no|never|cannot|refused|ignored|instead|beyond|departs|proposes)\b")
@@ -196,7 +198,8 @@ def provable(rows: Rows, marks: Marks) -> set[str]:
 def read_outcomes(reports: list[Path], marks: Marks, slow_report: Path | None = None) -> Outcomes:
     """Returns the outcome of each marked test. A container test without a report has the outcome `ELSEWHERE`.
 
-    A test that was deselected has its outcome in `slow_report`, if that file names it.
+    A slow case that was left out has its outcome in `slow_report`; one that is missing there too counts neither for nor
+    against a row if other cases of the same test ran.
     Raises `SpecError` for a report that is missing or has marks that the sources do not have.
     """
     found: dict[str, dict[str, str]] = {}
@@ -207,7 +210,9 @@ def read_outcomes(reports: list[Path], marks: Marks, slow_report: Path | None = 
             raise SpecError(f"there is no report {path}: run `make test` first (or `make test ARGS='-m spec'`, less)")
         for item, told in json.loads(path.read_text(encoding="utf-8"))["tests"].items():
             test = item.partition("[")[0]
-            outcome = slow.get(item, told)["outcome"] if told["outcome"] == "deselected" else told["outcome"]
+            outcome = slow.get(item, told)["outcome"] if told["outcome"] == "slow" else told["outcome"]
+            if outcome == "slow":
+                continue
             for key in told["rows"]:
                 if test not in marks.get(key, ()):
                     raise SpecError(f"{path} says that {test} names {key}, the source does not: run the tests again")
@@ -223,7 +228,7 @@ def read_outcomes(reports: list[Path], marks: Marks, slow_report: Path | None = 
 def keep_slow(report: Path, kept: Path) -> None:
     """Writes to `kept` what a report says of the tests that ran."""
     told = json.loads(report.read_text(encoding="utf-8"))
-    told["tests"] = {name: test for name, test in told["tests"].items() if test["outcome"] != "deselected"}
+    told["tests"] = {name: test for name, test in told["tests"].items() if test["outcome"] in KEPT}
     kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 

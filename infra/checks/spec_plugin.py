@@ -10,8 +10,9 @@ A row is one feature in the list docs/spec_rows.tsv; a test names the rows that 
 The commit ends with `CHANGED` if files differed from it when the run began; it is empty outside a repository.
 
 The plugin uses pytest's own marks, so a mark on a class, module or single parameter counts for exactly the tests that
-inherit it. Outcomes are passed, failed, skipped, xfailed, deselected, and "not run" if the run ended before the test.
-A test that could not be collected is absent. Loaded by tests/conftest.py; the report is read by `spec_coverage`.
+inherit it. Outcomes are passed, failed, skipped, xfailed, deselected, slow (a deselected one that has that mark), and
+"not run" if the run ended before the test. A test that could not be collected is absent. Loaded by tests/conftest.py;
+the report is read by `spec_coverage`.
 
 With pytest-xdist, each worker process collects every test and runs some, and the process that started the workers sees
 only the outcomes. Each worker sends the tests that it has collected when it ends. If no worker ends by itself, the
@@ -81,10 +82,11 @@ class Collected:
             self.tests[item.nodeid] = {"rows": rows, "outcome": "not run"}
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        """Records tests that `-k` or `-m` excluded from the run."""
+        """Records tests that `-k` or `-m` excluded from the run, slow ones (`make slow-test`) as "slow"."""
         for item in items:
             if item.nodeid in self.tests:
-                self.tests[item.nodeid]["outcome"] = "deselected"
+                is_slow = item.get_closest_marker("slow") is not None
+                self.tests[item.nodeid]["outcome"] = "slow" if is_slow else "deselected"
 
 
 class Sender:

@@ -166,7 +166,12 @@ async def rig(
 
 @pytest.mark.matrix("R-04")
 @pytest.mark.parametrize(
-    "environ", [{}, {"SPINS": "1"}, {"HANGS_IN_LOOP": "1"}], ids=["idle", "spinning", "event loop"]
+    "environ",
+    [
+        pytest.param({}, id="idle"),
+        pytest.param({"SPINS": "1"}, id="spinning", marks=pytest.mark.slow),
+        pytest.param({"HANGS_IN_LOOP": "1"}, id="event loop", marks=pytest.mark.slow),
+    ],
 )
 async def test_streams_go_on_on_another_engine_while_a_step_hangs(rig: Rig, environ: dict[str, str]) -> None:
     await rig.engine("e1", **environ)

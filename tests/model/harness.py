@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from antiphon.services.engine import engine as product
@@ -23,6 +24,7 @@ from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS, TORCH_VARI
 from tests.models import VOCAB_SIZE
 from tests.native.libraries import make_cpu_worker
 from tests.support.kernels_on_gpu import COMPILED, KERNEL_DEVICE
+from tests.support.slow import slow_but
 
 if TYPE_CHECKING:
     from antiphon.services.engine.backends.triton.worker import TritonWorker
@@ -113,6 +115,21 @@ CACHE_VARIANTS = (
 """One for each way in which attention reads the cache, of the forms in which it is written and of what positions are
 in it. For tests of a single feature of the cache; the test of everything at once has all families.
 """
+QUICK_VARIANTS = (
+    "llama",
+    "mistral with a window",
+    "qwen3",
+    "gemma2",
+    "gpt_oss",
+    "qwen3 with experts",
+    "deepseek_v2",
+    "lfm2",
+    "qwen3_5",
+    "gemma4 with layers that share keys",
+    "mamba",
+)
+"""One for each kind of cache that most models have, with which `make test` tries everything; `make slow-test` has the
+others."""
 RECURRENT_VARIANTS = ("lfm2", "qwen3_5", "bamba", "falcon_h1", "mamba", "jamba")
 """Those of them with a recurrent state, without which swapped keys and values would be of no use."""
 
@@ -155,7 +172,7 @@ def greedy(num_tokens: int = NUM_TOKENS) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
 
 
-def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
+def pairs_of(variants: Iterable[str]) -> list[tuple[str, str]]:
     """(backend, variant) for every backend that serves the variant."""
     return [
         (backend, variant)
@@ -163,6 +180,26 @@ def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
         for backend in BACKENDS
         if backend == "torch" or variant not in TORCH_VARIANTS
     ]
+
+
+def on_both(variants: Iterable[str], *more: Any, every: bool = False) -> list[Any]:
+    """(backend, variant, *more) for every backend that serves the variant, as parameters of a test.
+
+    Those of variants that are not among `QUICK_VARIANTS` are slow. `every`: all variants are quick on one backend.
+    """
+
+    def is_quick(backend: str, variant: str) -> bool:
+        first = "torch" if variant in TORCH_VARIANTS else "native"
+        return variant in QUICK_VARIANTS or (every and backend == first)
+
+    return [
+        pytest.param(*pair, *more, marks=() if is_quick(*pair) else pytest.mark.slow) for pair in pairs_of(variants)
+    ]
+
+
+def quick_or_slow(variants: Iterable[str]) -> list[Any]:
+    """The variants, as parameters of a test; those that are not among `QUICK_VARIANTS` are slow."""
+    return slow_but(QUICK_VARIANTS, variants)
 
 
 def make_kernel_worker(directory: Path, **overrides: Any) -> "TritonWorker":

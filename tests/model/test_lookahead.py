@@ -30,7 +30,7 @@ REPETITIVE = [3, 4, 5, 6, 7, 8, 9, 10] * 5
 @pytest.mark.spec("S-SRV-057", "S-SRV-058")
 @pytest.mark.parametrize(
     ("backend", "variant", "num_draft_tokens"),
-    [*((*both, 8) for both in on_both(FAMILY_VARIANTS)), *((*both, 1) for both in on_both(CACHE_VARIANTS))],
+    [*on_both(FAMILY_VARIANTS, 8), *on_both(CACHE_VARIANTS, 1)],
 )
 def test_lookahead_gives_the_same_greedy_tokens(
     backend: str, variant: str, num_draft_tokens: int, models: Models, reference: Reference

@@ -94,8 +94,8 @@ def give(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         ("native", {"enable_prefix_caching": False}, {"num_gpu_blocks_override": 9}),
         ("torch", {}, {}),
         ("torch", {"num_speculative_tokens": 4}, {}),
-        ("triton", {}, {}),
-        ("triton", {"num_speculative_tokens": 4}, {}),
+        pytest.param("triton", {}, {}, marks=pytest.mark.slow),
+        pytest.param("triton", {"num_speculative_tokens": 4}, {}, marks=pytest.mark.slow),
     ],
 )
 def test_sequences_that_wait_for_their_masks_get_the_same_tokens(

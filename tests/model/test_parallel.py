@@ -27,7 +27,7 @@ from antiphon.shared.flags import SettingsError
 from antiphon.shared.parameters.pooling import POOLING_KINDS, PoolingParams
 from antiphon.shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter
-from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
+from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, quick_or_slow, settings
 from tests.model.looped import Output, run
 from tests.model.test_adapters import TARGETS
 from tests.model_variants import FOREIGN_VARIANTS
@@ -73,7 +73,9 @@ def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Eng
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
 @pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY, *TP_ONLY)])
+@pytest.mark.parametrize(
+    "variant", quick_or_slow(v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY, *TP_ONLY))
+)
 def test_ranks_compute_what_one_process_computes(variant: str, tp_size: int, pp_size: int, models: Models) -> None:
     directory = models(variant)
     prompts = [make_prompt(length) for length in (5, 40)]

@@ -33,7 +33,7 @@ from tests.models import greedy_reference, make_model
 pytestmark = pytest.mark.model
 
 
-@pytest.mark.parametrize(("backend", "variant"), on_both(VARIANTS))
+@pytest.mark.parametrize(("backend", "variant"), on_both(VARIANTS, every=True))
 def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
     backend: str, variant: str, models: Models, reference: Reference
 ) -> None:

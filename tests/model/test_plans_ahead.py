@@ -12,7 +12,7 @@ from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.services.engine.engine import Engine
 from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
 from antiphon.shared.parameters.sampling import SamplingParams
-from tests.model.harness import CACHE_VARIANTS, TORCH_VARIANTS, Models, make_prompt, make_worker
+from tests.model.harness import CACHE_VARIANTS, TORCH_VARIANTS, Models, make_prompt, make_worker, quick_or_slow
 from tests.model.looped import Output, run
 
 GREEDY = {"temperature": 0.0}
@@ -51,7 +51,7 @@ def most_under_way(worker: ModelWorker) -> Callable[[], int]:
     return lambda: max(counts)
 
 
-@pytest.mark.parametrize("variant", [name for name in CACHE_VARIANTS if name not in TORCH_VARIANTS])
+@pytest.mark.parametrize("variant", quick_or_slow(name for name in CACHE_VARIANTS if name not in TORCH_VARIANTS))
 def test_greedy_tokens_are_the_same_with_every_kind_of_cache(models: Models, variant: str) -> None:
     ours, theirs = both_workers(models, variant)
     ahead = most_under_way(ours)

@@ -16,6 +16,7 @@ from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import Engine, Models, greedy, make_prompt
 from tests.model.recomputed import Recomputed
 from tests.models import greedy_reference
+from tests.support.slow import slow_but
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 NUM_TOKENS = 2
@@ -59,7 +60,7 @@ class Adapted:
         return list(output.values())
 
 
-@pytest.mark.parametrize("variant", TARGETS)
+@pytest.mark.parametrize("variant", slow_but(["gpt_neox", "qwen3 with experts"], TARGETS))
 def test_an_adapter_gives_the_tokens_of_the_merged_weights(variant: str, models: Models, tmp_path: Path) -> None:
     model, prompt = models(variant), make_prompt(9)
     adapter = make_adapter(tmp_path / "a", model, targets=TARGETS[variant])

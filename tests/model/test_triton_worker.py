@@ -22,6 +22,7 @@ from tests.model.harness import Engine, Models, few_blocks, greedy, make_kernel_
 from tests.model.looped import Output, run
 from tests.model.recomputed import Recomputed
 from tests.model.test_lookahead import ask_an_oracle
+from tests.support.slow import slow_but
 
 GREEDY = {"temperature": 0.0}
 MIXED: list[tuple[int, dict[str, Any]]] = [
@@ -83,65 +84,67 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         assert mine.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        "gemma2 with low caps",
-        "qwen2 with experts",
-        "glm",
-        "smollm3",
-        "gpt2",
-        "falcon with biases for positions",
-        "olmo2",
-        "apertus",
-        "ministral3",
-        "cohere2",
-        "glm4 with experts",
-        "afmoe",
-        "laguna",
-        "laguna with a gate for each value",
-        "gemma3n",
-        "gemma4",
-        "gemma4 with layers that share keys",
-        "gemma4 with experts",
-        "gemma4 unified",
-        "mellum with stretched positions",
-        "llama4",
-        "gpt_oss",
-        "deepseek_v2 lite",
-        "deepseek_v3 with wide latents",
-        "youtu",
-        "lfm2 with biases and a wide kernel",
-        "lfm2 with experts",
-        "lfm3",
-        "qwen3_5 with wide heads",
-        "qwen3_next",
-        "mamba2",
-        "mamba with biases",
-        "falcon_mamba",
-        "granite with state spaces and experts",
-        "bamba with wide heads",
-        "falcon_h1 with norms before gates",
-        "jamba",
-        "nemotron_h",
-        "nemotron_h with experts",
-        "nemotron_h with narrow experts",
-        "kimi_linear",
-        "kimi_linear with wide heads",
-    ],
+KINDS = (
+    "gemma2 with low caps",
+    "qwen2 with experts",
+    "glm",
+    "smollm3",
+    "gpt2",
+    "falcon with biases for positions",
+    "olmo2",
+    "apertus",
+    "ministral3",
+    "cohere2",
+    "glm4 with experts",
+    "afmoe",
+    "laguna",
+    "laguna with a gate for each value",
+    "gemma3n",
+    "gemma4",
+    "gemma4 with layers that share keys",
+    "gemma4 with experts",
+    "gemma4 unified",
+    "mellum with stretched positions",
+    "llama4",
+    "gpt_oss",
+    "deepseek_v2 lite",
+    "deepseek_v3 with wide latents",
+    "youtu",
+    "lfm2 with biases and a wide kernel",
+    "lfm2 with experts",
+    "lfm3",
+    "qwen3_5 with wide heads",
+    "qwen3_next",
+    "mamba2",
+    "mamba with biases",
+    "falcon_mamba",
+    "granite with state spaces and experts",
+    "bamba with wide heads",
+    "falcon_h1 with norms before gates",
+    "jamba",
+    "nemotron_h",
+    "nemotron_h with experts",
+    "nemotron_h with narrow experts",
+    "kimi_linear",
+    "kimi_linear with wide heads",
 )
+"""Families of every kind of attention, experts, positions and states."""
+QUICK_KINDS = ("gemma2 with low caps", "gpt_oss", "deepseek_v3 with wide latents", "laguna", "nemotron_h with experts")
+
+
+@pytest.mark.parametrize("variant", slow_but(QUICK_KINDS, KINDS))
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
     ours, theirs = both(variant, [(9, GREEDY), (2, GREEDY)], 2)
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", [*RECURRENT, "kimi_linear", "gemma4"])
+@pytest.mark.parametrize("variant", slow_but(["qwen3_5"], [*RECURRENT, "kimi_linear", "gemma4"]))
 def test_a_mixed_batch_of_a_model_whose_layers_differ(both: Both, variant: str) -> None:
     ours, theirs = both(variant, MIXED, 3)
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", RECURRENT)
+@pytest.mark.parametrize("variant", slow_but(["qwen3_5"], RECURRENT))
 def test_a_prefix_is_continued_from_the_snapshot_of_its_state(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen: dict[str, Any] = {"max_num_seqs": 4, "block_size": 16}
@@ -189,7 +192,7 @@ def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> No
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", RECURRENT)
+@pytest.mark.parametrize("variant", slow_but(["qwen3_5"], RECURRENT))
 def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: Models, variant: str) -> None:
     prompts, length = [make_prompt(17), make_prompt(4)], 12
     alone = Engine(models(variant), CoreLimits(max_num_seqs=2, max_num_batched_tokens=24), "torch")
@@ -203,7 +206,9 @@ def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: M
     assert counters.drafted_tokens > counters.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("variant", ["llama", "youtu", "lfm2", "mamba", "gemma4 with layers that share keys"])
+@pytest.mark.parametrize(
+    "variant", slow_but(["youtu", "lfm2"], ["llama", "youtu", "lfm2", "mamba", "gemma4 with layers that share keys"])
+)
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen = {
@@ -226,7 +231,7 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, var
     assert ours.tokens == run(torch_worker, requests, 6, enable_prefix_caching=False).tokens
 
 
-@pytest.mark.parametrize("variant", ["llama", "lfm2", "mamba", "gemma4"])
+@pytest.mark.parametrize("variant", slow_but(["llama"], ["llama", "lfm2", "mamba", "gemma4"]))
 def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(
     models: Models, variant: str
 ) -> None:
@@ -241,7 +246,13 @@ def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_siz
 
 
 @pytest.mark.spec("S-SRV-080:gpu")
-@pytest.mark.parametrize("variant", ["qwen3", *RECURRENT, "laguna", "gemma3n", "gemma4 with layers that share keys"])
+@pytest.mark.parametrize(
+    "variant",
+    slow_but(
+        ["qwen3", "qwen3_5", "gemma4 with layers that share keys"],
+        ["qwen3", *RECURRENT, "laguna", "gemma3n", "gemma4 with layers that share keys"],
+    ),
+)
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models, variant: str) -> None:
     directory = models(variant)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]

@@ -9,7 +9,7 @@ from antiphon.services.engine.backends.cpu.compile import usable_variants
 from tests.native.drivers import HEAP, build, kept, numbers
 from tests.native.libraries import need_compiler
 
-pytestmark = pytest.mark.timeout(900)  # two builds the first time, beside other tests
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two builds the first time, beside other tests
 
 SANITIZERS = {
     "memory": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *HEAP),

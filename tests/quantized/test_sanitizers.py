@@ -13,7 +13,7 @@ from antiphon.services.engine.backends.cpu.compile import CompileError, usable_v
 from tests.native.drivers import HEAP, build, kept
 from tests.native.libraries import need_compiler
 
-pytestmark = pytest.mark.timeout(900)  # two builds the first time, beside other tests
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two builds the first time, beside other tests
 DRIVER = Path(__file__).with_name("driver.cpp")
 SANITIZERS = {
     "address": ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),

@@ -24,6 +24,7 @@ from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.model_variants import MORE_VARIANTS
 from tests.models import greedy_reference, make_model
 from tests.quantized.written import all_tensors, fused, write_plain
+from tests.support.slow import slow_but
 from tests.vision_models import make_vision_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -92,7 +93,13 @@ def test_what_it_writes_gives_the_tokens_of_the_weights_that_it_stands_for(
 @pytest.mark.parametrize(
     ("family", "algorithm"),
     # Those that move scales into other modules, for every layout; those that round matrices where they are, for one.
-    [*product(VARIANTS, ("awq", "smooth_quant")), ("gpt2", "gptq"), ("gpt_neox", "weight_only_int8"), ("lfm2", "gptq")],
+    slow_but(
+        [("lfm2", "awq"), ("gpt_neox", "smooth_quant"), ("gpt2", "gptq"), ("gpt_neox", "weight_only_int8")],
+        [
+            *product(VARIANTS, ("awq", "smooth_quant")),
+            *(("gpt2", "gptq"), ("gpt_neox", "weight_only_int8"), ("lfm2", "gptq")),
+        ],
+    ),
 )
 def test_families_with_other_layouts(family: str, algorithm: str, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"n_inner": 192} if family == "gpt2" else {"intermediate_size": 192}
@@ -142,6 +149,7 @@ def test_an_embedding_in_8_bits_is_for_weight_only_int8(
         assert all_tensors(tmp_path / option)["model.embed_tokens.weight"].dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "in_8_bits"), [(192, True), (2048, False)])
 def test_an_embedding_gets_8_bits_if_it_is_more_than_a_tenth_of_the_weights_unless_asked_otherwise(
     width: int, in_8_bits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -167,13 +175,14 @@ EXPERTS = {
 
 @pytest.mark.parametrize(
     ("family", "algorithm"),
-    [
-        *product(EXPERTS, ("awq", "smooth_quant")),
-        ("mixtral", "gptq"),
-        ("glm4_moe", "gptq"),
-        ("qwen2_moe", "gptq --desc-act"),
-        ("qwen3_moe", "weight_only_int8"),
-    ],
+    slow_but(
+        [("qwen3_moe", "awq"), ("glm4_moe", "gptq"), ("qwen3_moe", "weight_only_int8")],
+        [
+            *product(EXPERTS, ("awq", "smooth_quant")),
+            *(("mixtral", "gptq"), ("glm4_moe", "gptq"), ("qwen2_moe", "gptq --desc-act")),
+            ("qwen3_moe", "weight_only_int8"),
+        ],
+    ),
 )
 def test_models_with_experts(family: str, algorithm: str, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", family, seed=5, dtype="float32", **EXPERTS[family])
@@ -268,22 +277,26 @@ MOST_CHANGED = {"weight_only_int8": 0.15, "smooth_quant": 0.15, "awq": 0.45, "gp
 
 @pytest.mark.parametrize(
     ("name", "algorithm"),
-    [
-        *product(MIXERS, ("awq",)),
-        *product(
-            (
-                *("qwen3_5", "qwen3_next", "gemma4", "granite with state spaces", "falcon_h1 with norms", "mamba2"),
-                *("mamba", "nemotron_h with experts", "kimi_linear with wide heads", "deepseek_v3", "afmoe", *JOINED),
+    slow_but(
+        [("qwen3_5", "gptq"), ("mamba", "awq"), ("deepseek_v3", "smooth_quant"), ("youtu", "weight_only_int8")],
+        [
+            *product(MIXERS, ("awq",)),
+            *product(
+                (
+                    *("qwen3_5", "qwen3_next", "gemma4", "granite with state spaces", "falcon_h1 with norms", "mamba2"),
+                    *("mamba", "nemotron_h with experts", "kimi_linear with wide heads", "deepseek_v3", "afmoe"),
+                    *JOINED,
+                ),
+                ("smooth_quant",),
             ),
-            ("smooth_quant",),
-        ),
-        *product(
-            ("qwen3_5", "gemma4 with layers that share keys", "bamba", "mamba", "nemotron_h with narrow experts"),
-            ("gptq",),
-        ),
-        *product(("qwen3_next", "kimi_linear with wide heads", "deepseek_v3", *JOINED), ("gptq --desc-act",)),
-        *product(("qwen3_5 with experts", "falcon_h1 with norms", "youtu"), ("weight_only_int8",)),
-    ],
+            *product(
+                ("qwen3_5", "gemma4 with layers that share keys", "bamba", "mamba", "nemotron_h with narrow experts"),
+                ("gptq",),
+            ),
+            *product(("qwen3_next", "kimi_linear with wide heads", "deepseek_v3", *JOINED), ("gptq --desc-act",)),
+            *product(("qwen3_5 with experts", "falcon_h1 with norms", "youtu"), ("weight_only_int8",)),
+        ],
+    ),
 )
 def test_models_with_states_latents_and_heads_of_different_kinds(name: str, algorithm: str, tmp_path: Path) -> None:
     family, fields = MORE_VARIANTS[name]
@@ -311,7 +324,7 @@ def test_models_with_states_latents_and_heads_of_different_kinds(name: str, algo
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen3_5", "gemma4 with layers that share keys", "bamba", "mamba", "deepseek_v3"],
+    slow_but(["qwen3_5"], ["qwen3_5", "gemma4 with layers that share keys", "bamba", "mamba", "deepseek_v3"]),
 )
 def test_statistics_of_inputs_lower_the_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     family, fields = MORE_VARIANTS[name]

@@ -284,6 +284,7 @@ def test_without_a_detokenizer_running_and_waiting_requests_end_with_an_error(mo
     run_simulation(main)
 
 
+@pytest.mark.slow
 def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
     """No message grows with the number of sequences beyond its bound, and nobody is taken for dead or lost."""
     monkeypatch.setattr(doubles, "check_core", lambda core: None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.slow import slow_but
 from tests.system.console.browser import Browser
 from tests.system.console.chat_page import ask, finished, open_chat, settings
 from tests.system.served import Served, fetch, frozen, slowed, wait_until
@@ -84,7 +85,7 @@ EVENTS: dict[str, Callable[[Browser, Served], None]] = {
 }
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event", slow_but(["reload", "engine"], EVENTS))
 def test_an_answer_survives(console: Served, browser: Browser, event: str):
     expected = whole(console)
     with begun(browser, console):
@@ -94,6 +95,7 @@ def test_an_answer_survives(console: Served, browser: Browser, event: str):
     assert f"{TOKENS} tokens" in usage
 
 
+@pytest.mark.slow
 def test_an_answer_whose_server_was_away_for_long_goes_on_when_one_asks_for_it(console: Served, browser: Browser):
     expected = whole(console)
     # What would start the gateway again stands still, and a minute passes in the page.

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_reference
 from tests.conftest import NatsServer
 from tests.models import greedy_reference
+from tests.support.slow import slow_but
 from tests.system.served import ROOT, Served, fetch, is_too_busy, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
@@ -138,7 +139,12 @@ def four(model: Path) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture(params=[(1, 1), (2, 1), (1, 2), (2, 2)], ids=lambda pair: f"{pair[0]}P{pair[1]}D")
+@pytest.fixture(
+    params=[
+        pytest.param((prefill, decode), id=f"{prefill}P{decode}D", marks=marks)
+        for prefill, decode, marks in ((1, 1, pytest.mark.slow), (2, 1, pytest.mark.slow), (1, 2, ()), (2, 2, ()))
+    ]
+)
 def separated(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Served, int, int]]:
     num_prefill, num_decode = request.param
     if num_prefill == num_decode == 2:
@@ -248,7 +254,9 @@ def kill(served: Served, name: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["prefill-1", "decode-1"])
-@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.5])
+@pytest.mark.parametrize(
+    "delay_s", [pytest.param(0.0, marks=pytest.mark.slow), 0.15, pytest.param(0.5, marks=pytest.mark.slow)]
+)
 def test_a_killed_engine_loses_no_stream(
     victim: str, delay_s: float, four: Served, right: list[str], salt: dict[str, str]
 ) -> None:
@@ -283,14 +291,17 @@ def mortal(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 @pytest.mark.parametrize(
     "orders",
-    [
-        {"prefill-1": "prompt 7"},
-        {"prefill-1": "block 0"},
-        {"prefill-1": "block 9"},
-        {"decode-1": "token 0"},
-        {"decode-1": "token 20"},
-        {"prefill-1": "block 9", "decode-1": "token 20"},
-    ],
+    slow_but(
+        [{"decode-1": "token 0"}, {"prefill-1": "block 9", "decode-1": "token 20"}],
+        [
+            {"prefill-1": "prompt 7"},
+            {"prefill-1": "block 0"},
+            {"prefill-1": "block 9"},
+            {"decode-1": "token 0"},
+            {"decode-1": "token 20"},
+            {"prefill-1": "block 9", "decode-1": "token 20"},
+        ],
+    ),
     ids=lambda orders: ", ".join(f"{name} at {order}" for name, order in orders.items()),
 )
 def test_the_only_engine_of_a_role_dies_under_streams(
@@ -375,7 +386,10 @@ def decoding(nats_server: NatsServer, model: Path) -> Iterator[tuple[Served, tup
 
 @pytest.mark.parametrize(
     ("fault", "first"),
-    [("damage", 0), ("damage", 5), ("cut", 3), ("silence", 3), ("die", 0), ("die", 5)],
+    slow_but(
+        [("damage", 5), ("silence", 3), ("die", 0)],
+        [("damage", 0), ("damage", 5), ("cut", 3), ("silence", 3), ("die", 0), ("die", 5)],
+    ),
     ids=lambda value: str(value),
 )
 def test_a_transfer_that_goes_wrong_costs_time_and_no_token(

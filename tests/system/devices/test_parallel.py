@@ -42,7 +42,7 @@ def ranks_of(served: Served) -> list[int]:
 
 
 @pytest.mark.spec("S-OFF-006", "S-SRV-070")
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("sizes", [(2, 1), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_the_offline_api_divides_a_model_with_its_adapters(
     sizes: tuple[int, int], model: Path, expected: list[str], tmp_path: Path
 ) -> None:

@@ -124,16 +124,22 @@ def test_a_slow_test_has_the_outcome_of_its_own_last_run(project: Project, capsy
 @pytest.mark.parametrize("value", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.spec("S-1")
 def test_one(value): assert value != 3
+@pytest.mark.slow
+@pytest.mark.spec("S-1")
+def test_two(): pass
 """)
     project.run("-m", "not slow")
     assert project.coverage("--claim") == 0
     capsys.readouterr()
     assert project.coverage("--proofs") == 1
-    assert "S-1: tests/test_x.py::test_one deselected" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "S-1: tests/test_x.py::test_two not collected" in told
+    assert "test_one" not in told, "another case of it has passed"
     project.run("-m", "slow", name="slow")
     assert project.coverage("--keep-slow", str(project.root / "build/slow.json")) == 0
     kept = json.loads((project.root / spec_coverage.SLOW_REPORT).read_text())
-    assert (kept["all"], list(kept["tests"])) == ({"passed": 1}, ["tests/test_x.py::test_one[2]"])
+    assert kept["all"] == {"passed": 2}
+    assert list(kept["tests"]) == ["tests/test_x.py::test_one[2]", "tests/test_x.py::test_two"]
     assert project.coverage("--proofs") == 0
 
 
