@@ -17,6 +17,7 @@ from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.flags import SettingsError
 from tests.model.harness import Engine, Models, greedy, make_prompt, settings
 from tests.support.ranks import RankThreads
+from tests.support.slow import slow_but
 from tests.unit.engine.kv.engines import PROMPT, run, started
 
 pytestmark = pytest.mark.model
@@ -30,7 +31,7 @@ def test_adapters_are_refused(models: Models) -> None:
 TRITON_VARIANTS = ("laguna", "gemma3n", "gemma4", "gemma4 with layers that share keys", "gemma4 with experts")
 
 
-@pytest.mark.parametrize("variant", TRITON_VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(["gemma4"], TRITON_VARIANTS))
 def test_triton_computes_them_in_chunks_mixed_batches_and_after_a_prefix_hit(variant: str, models: Models) -> None:
     """A window is shorter than the prompt; a sequence decodes while the chunks of another one are computed."""
     assert triton_cannot_serve(settings(models(variant)), models(variant)) is None
@@ -51,6 +52,7 @@ def test_triton_makes_work_lists_for_each_window_and_heads(models: Models) -> No
     assert [(window, heads.group, heads.head_dim) for window, heads in kinds] == [(20, 4, 16), (None, 4, 32)]
 
 
+@pytest.mark.slow
 def test_ranks_divide_them_with_tritons_kernels(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, lock, start = models("gemma4 with layers that share keys"), threading.Lock(), runtime._start
 
@@ -108,7 +110,7 @@ def test_blocks_that_do_not_tell_their_heads_stay_where_they_are(models: Models)
         assert decode.engine.counters().kv_loaded_tokens == 0
 
 
-@pytest.mark.parametrize(("sender", "receiver"), [("triton", "torch"), ("torch", "triton")])
+@pytest.mark.parametrize(("sender", "receiver"), slow_but(["triton"], [("triton", "torch"), ("torch", "triton")]))
 def test_blocks_go_to_triton_and_from_it(sender: str, receiver: str, models: Models) -> None:
     directory, prompt = models("gemma4 with layers that share keys"), PROMPT[:36]
     with started(directory, cpu_backend="torch") as alone:
