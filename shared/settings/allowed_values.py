@@ -22,8 +22,9 @@ GPU_KERNEL_FORMS = {"plain": ("skinny", "library"), "quantized": ("tiles", "libr
 def _are_gpu_kernels(value: str) -> bool:
     if value in ("auto", "measure", "reference"):
         return True
-    pairs = [pair.partition("=")[::2] for pair in value.split(",")]
-    return len(dict(pairs)) == len(pairs) and all(form in GPU_KERNEL_FORMS.get(kind, ()) for kind, form in pairs)
+    pairs = [pair.partition("=") for pair in value.split(",")]
+    kinds = {kind for kind, _, _ in pairs}
+    return len(kinds) == len(pairs) and all(form in GPU_KERNEL_FORMS.get(kind, ()) for kind, _, form in pairs)
 
 
 GPU_KERNELS = Rule(

@@ -24,10 +24,7 @@ from torch import Tensor
 from antiphon.services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
-from antiphon.services.engine.backends.triton.autotune.forms import Products
-from antiphon.services.engine.backends.triton.autotune.kept import Kept, measured_with
-from antiphon.services.engine.backends.triton.autotune.measuring import timer_of
-from antiphon.services.engine.backends.triton.autotune.tuning import asked, tune
+from antiphon.services.engine.backends.triton.autotune.tuning import tune_as_asked
 from antiphon.services.engine.backends.triton.decode_graphs import (
     Capture,
     DecodeGraphs,
@@ -125,7 +122,8 @@ class TritonWorker:
         operations = TritonOperations(context_length(settings, whole), self._dtype, ranks.shard)
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._weights_bytes = weights.nbytes
-        self._tune(settings, operations.products)
+        like = torch.empty(0, dtype=self._dtype, device=device)
+        tune_as_asked(settings, operations.products, largest_step(settings, self._description).num_tokens, like)
         self._slots: DeviceAdapters | None = None
         if settings.adapters.enable_lora:
             assert ranks.shard.size == 1, "adapters are not divided among ranks"
@@ -221,13 +219,6 @@ class TritonWorker:
             torch.cuda.empty_cache()
 
     # --- start-up -----------------------------------------------------------------------------------------------------
-
-    def _tune(self, settings: EngineSettings, products: Products) -> None:
-        """Chooses the forms of the products, by measuring if the settings ask for that."""
-        wanted, like = asked(settings.execution.gpu_kernels, self._device), torch.empty(0, dtype=self._dtype)
-        kept = Kept(settings.execution.compile_cache, measured_with(self._device)) if wanted.measures else None
-        rows_max = largest_step(settings, self._description).num_tokens
-        tune(products, rows_max, like.to(self._device), wanted, kept, timer_of(self._device))
 
     def _with_adapters(
         self, settings: EngineSettings, config: Mapping[str, Any], weights: DecoderWeights

@@ -5,7 +5,7 @@
     plain        skinny     a kernel that reads W once, for up to 16 rows
                  library    the vendor's library
     quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows
-                 library    W is dequantized first (int8_dynamic: integers are multiplied), then the vendor's library
+                 library    W is dequantized first, then the vendor's library
 
 Without measuring a fixed rule chooses (`usual`). `tuning` chooses by measuring.
 """

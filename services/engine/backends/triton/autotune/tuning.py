@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.autotune.forms import Form, Product, Products
-from antiphon.services.engine.backends.triton.autotune.kept import Kept, Measured, Times
+from antiphon.services.engine.backends.triton.autotune.kept import Kept, Measured, Times, measured_with
 from antiphon.services.engine.backends.triton.autotune.measuring import (
     Timer,
     check,
     milliseconds,
     reference,
     rows_like,
+    timer_of,
 )
+from antiphon.shared.config import EngineSettings
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,13 @@ def asked(text: str, device: torch.device) -> Asked:
         return Asked(measures=device.type == "cuda" or text == "measure", anew=text == "measure", pinned={})
     pinned = dict(pair.split("=") for pair in text.split(",")) if text != "reference" else {}
     return Asked(measures=False, anew=False, pinned=pinned)
+
+
+def tune_as_asked(settings: EngineSettings, products: Products, rows_max: int, like: Tensor) -> None:
+    """Sets the choice of each product as the settings ask. `rows_max`: of the largest step; for `like` see `tune`."""
+    wanted = asked(settings.execution.gpu_kernels, like.device)
+    kept = Kept(settings.execution.compile_cache, measured_with(like.device)) if wanted.measures else None
+    tune(products, rows_max, like, wanted, kept, timer_of(like.device))
 
 
 def row_numbers(rows_max: int) -> list[int]:

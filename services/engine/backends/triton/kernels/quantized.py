@@ -62,6 +62,8 @@ _JOINED, _DEQUANTIZED = 64, 16
 """Outputs of a program that adds partial sums, and of one that dequantizes."""
 _FLOAT8_FACTOR = 256.0
 """A float8_e4m3 number is this times the float16 number with its bits, because of the exponents' different biases."""
+_EVEN_SHARE = 128
+"""A power of two, by which whole numbers are divided exactly."""
 _PIECE = 128
 _WIDE_PIECE = 32
 """Like `_PIECE`, for float32, whose products are computed in registers."""
@@ -404,17 +406,19 @@ def tiles_linear(x: Tensor, weight: KernelWeight, bias: Tensor | None = None, re
 def library_linear(
     x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """Returns y by the vendor's library: W is dequantized first. int8_dynamic: a product of integers.
+    """Returns y by the vendor's library: W is dequantized first.
 
-    Integers are multiplied by `torch._int_mm`, which on a GPU wants more than 16 rows and sizes that 8 divides.
+    int8_dynamic: the numbers of rows and of W are multiplied in the type of x, which has them exactly; divided by 128,
+    so that float16 has their sums.
     """
     x = _columns_of(x, weight, residual)
     if weight.kind != "int8_dynamic":
         y = F.linear(x, dequantized(weight, x.dtype), bias)
         return y if residual is None else y.add_(residual)
     rounded, row_scales = round_rows(x)
-    sums = torch._int_mm(rounded, weight.values[:, : weight.columns].t())
-    y = sums.to(torch.float32).mul_(weight.scales).mul_(row_scales[:, None])
+    numbers = weight.values[:, : weight.columns].to(x.dtype).div_(_EVEN_SHARE)
+    sums = F.linear(rounded.to(x.dtype).div_(_EVEN_SHARE), numbers)
+    y = sums.to(torch.float32).mul_(weight.scales * _EVEN_SHARE**2).mul_(row_scales[:, None])
     for added in (bias, residual):
         if added is not None:
             y.add_(added)
