@@ -12,6 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from antiphon.services.engine.backends.cpu.worker import CpuWorker
 from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts
+from antiphon.services.engine.backends.triton.operations import TritonExpertMlp
+from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.models.decoder import Decoder
 from antiphon.services.engine.models.layers.linear import DenseLinear, QuantizedLinear
@@ -147,14 +150,37 @@ def test_experts_are_divided_among_ranks(name: str, tmp_path: Path, caplog: pyte
     assert "became float32 weights" not in caplog.text
 
 
-def test_the_kernels_for_gpus_say_that_they_make_experts_plain(
-    models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("family", "name"), [("mixtral", "awq"), ("qwen2_moe", "gptq"), ("qwen2_moe", "fp8, blocks"), ("mixtral", "w8a16")]
+)
+def test_the_kernels_for_gpus_multiply_packed_experts(
+    family: str, name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     """Under Triton's interpreter."""
-    quantized, plain = make_checkpoints(models["mixtral"], "awq", tmp_path)
+    quantized, plain = make_checkpoints(models[family], name, tmp_path)
     prompt = make_prompt(20)
-    with caplog.at_level(logging.WARNING):
-        engine = Engine(quantized, LIMITS, "triton")
-    assert caplog.text.count("the Triton kernels multiply plain experts") == 1
+    engine = Engine(quantized, LIMITS, "triton")
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     assert engine.generate([prompt], params) == [greedy_reference(plain, prompt, 2)]
+    mlp = triton_mlp(engine)
+    assert isinstance(mlp.gate_up, PackedExperts)
+    assert isinstance(mlp.down, PackedExperts)
+
+
+def test_the_kernels_for_gpus_say_which_experts_they_make_plain(
+    models: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = make_prompt(20)
+    with caplog.at_level(logging.WARNING):
+        engine = Engine(models["mixtral"], LIMITS, "triton", quantization="ifq_w8a8")
+    assert caplog.text.count("the Triton kernels multiply no experts of this format") == 1
+    assert isinstance(triton_mlp(engine).gate_up, torch.Tensor)
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    assert len(engine.generate([prompt], params)[0]) == 1
+
+
+def triton_mlp(engine: Engine) -> TritonExpertMlp:
+    assert isinstance(engine.worker, TritonWorker)
+    mlp = engine.worker._model._weights.layers[0].mlp
+    assert isinstance(mlp, TritonExpertMlp)
+    return mlp

@@ -29,7 +29,6 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_rows impo
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import rotate_and_store
 from antiphon.services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
-from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraTiles, add_products
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, order_rows, quantized_linear
@@ -47,8 +46,9 @@ from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linea
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
 from antiphon.services.engine.kernels.sampling import new_columns
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
+from infra.checks.kernels.expert_cases import expert_cases
+from infra.checks.kernels.shapes import BF16, F16, F32, empty, words
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NOT_ON_SM_80 = frozenset({"sm_80"})
 """Targets left out for kernels that read or write 8-bit floats, which sm_80 does not support."""
@@ -96,14 +96,6 @@ class Attention:
         width = self.kv_heads * self.head_dim
         whole = empty(1024, 64, self.token or width, dtype=self.cache or self.dtype)
         return whole[..., :width].unflatten(2, (self.kv_heads, self.head_dim))
-
-
-def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def words(*shape: int) -> Tensor:
-    return empty(*shape, dtype=torch.int32)
 
 
 BYTES, HALVES = empty(6144, 4096, dtype=torch.int8), empty(6144, 2048, dtype=torch.uint8)
@@ -261,48 +253,6 @@ def layer_of_few(hidden: int, qkv: int, attended: int, inner: int, dtype: torch.
         skinny_linear(x, empty(2 * inner, hidden, dtype=dtype), activation="silu")
         skinny_linear(empty(4, inner, dtype=dtype), empty(hidden, inner, dtype=dtype), residual=x)
         skinny_linear(x, empty(128_256, hidden, dtype=dtype))
-
-    return start
-
-
-def experts(tokens: int, count: int, per_token: int, hidden: int, inner: int, dtype: torch.dtype) -> Callable[[], None]:
-    def start() -> None:
-        x, chosen = empty(tokens, hidden, dtype=dtype), empty(tokens, per_token, dtype=torch.int64)
-        up, down = empty(count, 2 * inner, hidden, dtype=dtype), empty(count, hidden, inner, dtype=dtype)
-        mixed_experts(x, empty(tokens, per_token, dtype=dtype), chosen, up, down, "silu", x)
-
-    return start
-
-
-def plain_experts(tokens: int) -> Callable[[], None]:
-    """Returns a case with the experts of Nemotron 3 Nano."""
-
-    def start() -> None:
-        x, chosen = empty(tokens, 2688), empty(tokens, 6, dtype=torch.int64)
-        up, down = empty(128, 1856, 2688), empty(128, 2688, 1856)
-        mixed_experts(x, empty(tokens, 6), chosen, up, down, "relu2", x, gated=False)
-
-    return start
-
-
-def weighted_experts(tokens: int) -> Callable[[], None]:
-    """Returns a case with the experts of Llama 4 Scout."""
-
-    def start() -> None:
-        x, chosen = empty(tokens, 5120), empty(tokens, 1, dtype=torch.int64)
-        up, down = empty(16, 16_384, 5120), empty(16, 5120, 8192)
-        mixed_experts(x, empty(tokens, 1), chosen, up, down, "silu", x, weighted_inputs=True)
-
-    return start
-
-
-def biased_experts(tokens: int) -> Callable[[], None]:
-    """Returns a case with the experts of gpt-oss-20b."""
-
-    def start() -> None:
-        x, chosen = empty(tokens, 2880), empty(tokens, 4, dtype=torch.int64)
-        up, down, biases = empty(32, 5760, 2880), empty(32, 2880, 2880), (empty(32, 5760), empty(32, 2880))
-        mixed_experts(x, empty(tokens, 4), chosen, up, down, "swigluoai", x, biases)
 
     return start
 
@@ -542,13 +492,8 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"products of few rows, Llama 3.1 8B, {label}", layer_of_few(4096, 6144, 4096, 14336, dtype))
         yield Case(f"sampling, {label}", sampling(128_256, dtype))
     yield Case("products of few rows, Qwen3 0.6B, bfloat16", layer_of_few(1024, 4096, 2048, 3072, BF16))
-    for tokens, label in ((8, "decode"), (256, "batch"), (8192, "prefill")):
-        yield Case(f"experts, Mixtral 8x7B, {label}", experts(tokens, 8, 2, 4096, 14336, BF16))
-        yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
-        yield Case(f"experts, gpt-oss-20b, {label}", biased_experts(tokens))
-        yield Case(f"experts, Llama 4 Scout, {label}", weighted_experts(tokens))
-        yield Case(f"experts, Nemotron 3 Nano, {label}", plain_experts(tokens))
-    yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
+    for name, start in expert_cases():
+        yield Case(name, start)
     for name, weight in QUANTIZED.items():
         yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
     yield Case("rows in the order of a quantized weight", ordered_rows)

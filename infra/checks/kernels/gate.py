@@ -174,6 +174,7 @@ def needed_instruction(entry: Entry) -> str:
         "latent_prefill",
         "latent_split",
         "grouped",
+        "packed",
         "skinny",
         "shrink",
         "expand",
@@ -181,7 +182,7 @@ def needed_instruction(entry: Entry) -> str:
     }:
         return "MFMA"
     over_latents = kernel in {"latent_prefill", "latent_split"}
-    multiplies = over_latents or kernel in {"prefill", "split", "grouped", "shrink", "expand"}
+    multiplies = over_latents or kernel in {"prefill", "split", "grouped", "packed", "shrink", "expand"}
     few_rows = over_latents or (kernel == "prefill" and entry.case in FEW_ROWS)
     return "HMMA" if narrow and (multiplies if entry.target == "sm_80" else few_rows) else ""
 

@@ -51,7 +51,7 @@ from antiphon.services.engine.worker.loading.parameters import within_layer
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.adapters import with_adapters
-from antiphon.shared.settings.quantization import Device, Quantization, choose, quantization_settings
+from antiphon.shared.settings.quantization import ROUNDS_ROWS, Device, Quantization, choose, quantization_settings
 
 BackendName = Literal["cpp", "torch", "gpu"]
 """What computes: the C++ library or PyTorch's operations on a CPU, or Triton's kernels on a GPU."""
@@ -283,8 +283,8 @@ def _weights(
         shapes = tuple(source.shape for source in parameter.sources)
         key = within_layer(name), shapes
         if key not in known:
-            # On a GPU, experts stay unquantized, because the Triton kernels multiply plain ones.
-            plain = backend == "gpu" and "experts." in name
+            # The Triton kernels multiply no experts whose rows are rounded too.
+            plain = backend == "gpu" and "experts." in name and chosen.online in ROUNDS_ROWS
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
     if d.tied_embeddings and d.has_head and quantize is not None:

@@ -26,6 +26,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_rows impo
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, pack_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight
@@ -188,11 +189,11 @@ class TritonMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """A `RoutedMlp` with unquantized matrices."""
+    """A `RoutedMlp` with plain or packed matrices."""
 
     parts: ExpertParts
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | PackedExperts
+    down: Tensor | PackedExperts
 
     def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """See `RoutedMlp`."""
@@ -394,15 +395,18 @@ class TritonOperations(Operations):
 
     def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
         """See `Operations`."""
-        return TritonExpertMlp(parts, self._plain_experts(parts.gate_up), self._plain_experts(parts.down))
+        return TritonExpertMlp(parts, self._experts(parts.gate_up), self._experts(parts.down))
 
-    def _plain_experts(self, matrices: ExpertMatrices) -> Tensor:
-        """Returns matrices [experts, out, in] in the activations' type, as the grouped products require."""
+    def _experts(self, matrices: ExpertMatrices) -> Tensor | PackedExperts:
+        """Returns matrices [experts, out, in] as the grouped products take them."""
         if isinstance(matrices, Tensor):
             return matrices
+        packed = pack_experts(matrices, self._dtype)
+        if packed is not None:
+            return packed
         if not self._told:
             logger.warning(
-                "quantization: the Triton kernels multiply plain experts: quantized ones become %s weights while "
+                "quantization: the Triton kernels multiply no experts of this format: they become %s weights while "
                 "loading, which take the memory of an unquantized model; with --cuda-backend=torch they stay quantized",
                 str(self._dtype).removeprefix("torch."),
             )

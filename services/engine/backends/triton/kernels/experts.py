@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.kernels.activation import activate, activate_gated
-from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
-from antiphon.services.engine.backends.triton.kernels.scores import multiply
+from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, multiply_pairs
+from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
 
 _SORTED_AT_ONCE = 1024
 
@@ -54,48 +53,6 @@ def _sort_kernel(
         place += tl.sum(ours.to(tl.int32), 0)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def _grouped_kernel(
-    x, weights, biases, shares, out, pairs, owners, num_pairs, width,
-    COLUMNS: tl.constexpr, PER_ROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
-    ACTIVATION: tl.constexpr, OUTER: tl.constexpr, WEIGHTED: tl.constexpr, GATED: tl.constexpr,
-):  # fmt: skip
-    expert = tl.load(owners + tl.program_id(1))
-    if expert >= 0:
-        n, c = tl.program_id(0) * WIDE + tl.arange(0, WIDE), tl.arange(0, PIECE)
-        pair = tl.load(pairs + tl.program_id(1) * ROWS + tl.arange(0, ROWS))
-        real = pair < num_pairs
-        source = x + (tl.where(real, pair, 0) // PER_ROW).to(tl.int64)[:, None] * COLUMNS
-        parts = 2 * width if GATED else width
-        lines = weights + (expert.to(tl.int64) * parts + tl.minimum(n, width - 1))[:, None] * COLUMNS
-        acc, up = tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS, WIDE), tl.float32)
-        for first in range(0, COLUMNS, PIECE):
-            inside = (first + c < COLUMNS)[None, :]
-            part = tl.load(source + (first + c)[None, :], mask=inside & real[:, None], other=0.0)
-            acc = multiply(part, tl.trans(tl.load(lines + (first + c)[None, :], mask=inside, other=0.0)), acc)
-            if GATED:
-                below = lines + width.to(tl.int64) * COLUMNS + (first + c)[None, :]
-                up = multiply(part, tl.trans(tl.load(below, mask=inside, other=0.0)), up)
-        share = 1.0
-        if WEIGHTED:
-            share = tl.load(shares + pair, mask=real, other=0.0).to(tl.float32)[:, None]
-        if WEIGHTED and not OUTER:
-            acc, up = acc * share, up * share
-        if biases is not None:
-            added = biases + expert.to(tl.int64) * parts + n
-            acc += tl.load(added, mask=n < width, other=0.0).to(tl.float32)[None, :]
-            if GATED:
-                up += tl.load(added + width, mask=n < width, other=0.0).to(tl.float32)[None, :]
-        if OUTER:
-            acc = acc * share
-        elif GATED:
-            acc = activate_gated(acc, up, ACTIVATION)
-        else:
-            acc = activate(acc, ACTIVATION)
-        place = out + pair.to(tl.int64)[:, None] * width + n[None, :]
-        tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
-
-
 @triton.jit
 def _combine_kernel(parts, residual, out, width, PER_TOKEN: tl.constexpr, PIECE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -112,8 +69,8 @@ def mixed_experts(
     x: Tensor,
     shares: Tensor,
     chosen: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | PackedExperts,
+    down: Tensor | PackedExperts,
     activation: str,
     residual: Tensor | None = None,
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
@@ -133,17 +90,14 @@ def mixed_experts(
     pairs, owners = _align(chosen, experts, rows)
     inner = torch.empty((num_pairs, inner_width), dtype=x.dtype, device=x.device)
     outer = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
-    wide, piece, warps, stages = _shape(rows, x.dtype.itemsize)
-    shared = {"ROWS": rows, "WIDE": wide, "PIECE": piece, "ACTIVATION": activation, "warps": warps, "stages": stages}
-    launch(
-        _grouped_kernel, (ceil_div(inner_width, wide), len(owners)),
-        x, gate_up, biases[0], shares, inner, pairs, owners, num_pairs, inner_width,
-        COLUMNS=hidden, PER_ROW=per_token, OUTER=False, WEIGHTED=weighted_inputs, GATED=gated, **shared,
+    places = {"pairs": pairs, "owners": owners, "rows": rows, "activation": activation}
+    multiply_pairs(
+        x, gate_up, biases[0], shares, inner,
+        per_row=per_token, outer=False, weighted=weighted_inputs, gated=gated, **places,
     )  # fmt: skip
-    launch(
-        _grouped_kernel, (ceil_div(hidden, wide), len(owners)),
-        inner, down, biases[1], shares, outer, pairs, owners, num_pairs, hidden,
-        COLUMNS=inner_width, PER_ROW=1, OUTER=True, WEIGHTED=not weighted_inputs, GATED=False, **shared,
+    multiply_pairs(
+        inner, down, biases[1], shares, outer,
+        per_row=1, outer=True, weighted=not weighted_inputs, gated=False, **places,
     )  # fmt: skip
     out = torch.empty_like(x)
     grid = (tokens, ceil_div(hidden, 1024))
@@ -176,12 +130,3 @@ def _tile_rows(num_pairs: int, experts: int) -> int:
     """Returns the rows of a tile, 16, 64 or 128, by the average number of pairs of an expert. Tensor cores need 16."""
     average = num_pairs // experts
     return 128 if average > 96 else 64 if average > 24 else 16
-
-
-def _shape(rows: int, itemsize: int) -> tuple[int, int, int, int]:
-    """Returns (columns of a tile of the result, columns of a tile of the operands, warps, stages)."""
-    if INTERPRETED:
-        return 64, 64, 4, 2
-    if itemsize > 2:
-        return 32, 32, 4, 2
-    return {16: (32, 128, 4, 4), 64: (64, 64, 4, 3), 128: (64, 64, 8, 3)}[rows]

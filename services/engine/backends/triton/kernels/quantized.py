@@ -107,7 +107,7 @@ def _level_numbers(places, zero, levels):
 
 
 @triton.jit
-def _load_levels(levels):
+def load_levels(levels):
     """Returns the 16 levels, as numbers that stay in registers."""
     return (
         tl.load(levels), tl.load(levels + 1), tl.load(levels + 2), tl.load(levels + 3),
@@ -125,7 +125,7 @@ def _row_part(source, c, real, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
 
 
 @triton.jit
-def _add_piece(
+def add_piece(
     total, source, lines, first, real, zero, levels, COLUMNS: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr,
     FLOAT8: tl.constexpr,
 ):  # fmt: skip
@@ -180,7 +180,7 @@ def _quantized_kernel(
     lines = values + at.to(tl.int64)[:, None] * STRIDE
     table = levels
     if levels is not None:
-        table = _load_levels(levels)
+        table = load_levels(levels)
     acc = tl.zeros((ROWS, WIDE), tl.int32 if KIND == "int8_dynamic" else tl.float32)
     zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
     if zeros is not None and GROUP == 0:
@@ -196,12 +196,12 @@ def _quantized_kernel(
             if zeros is not None:
                 zero = tl.load(zeros + group)[:, None]
             total = tl.zeros((ROWS, WIDE), tl.float32)
-            total = _add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+            total = add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
             acc += total * scale[None, :]
             scale = following
     else:
         for first in range(start, end, PIECE):
-            acc = _add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+            acc = add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
     if partial is None:
         _finish(acc, r, n, at, real, row_scales, scales, bias, residual, out, rows, width, GROUP > 0)
     else:
@@ -239,7 +239,7 @@ def _dequantize_kernel(
     lines_out = out + at.to(tl.int64)[:, None] * COLUMNS
     table = levels
     if levels is not None:
-        table = _load_levels(levels)
+        table = load_levels(levels)
     scale_at = at if GROUP == 0 else first // GROUP * width + at
     scale = tl.load(scales + scale_at)[:, None]
     zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
