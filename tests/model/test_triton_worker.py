@@ -45,8 +45,7 @@ def both(models: Models) -> Both:
 
     def run_both(variant: str, requests: list[tuple[int, dict[str, Any]]], num_tokens: int, **options: Any) -> Any:
         directory: Path = models(variant)
-        names = ("dtype", "kv_cache_dtype", "swap_space", "gpu_kernels", "compile_cache", "quantization")
-        flags = {name: options.pop(name) for name in names if name in options}
+        flags = {name: options.pop(name) for name in ("dtype", "kv_cache_dtype", "swap_space") if name in options}
         chosen = {"max_num_seqs": 4, "block_size": 16, **flags}
         asked = [(make_prompt(length), params) for length, params in requests]
         theirs = TorchWorker(settings(directory, **chosen), directory)
@@ -57,21 +56,22 @@ def both(models: Models) -> Both:
     return run_both
 
 
-@pytest.mark.parametrize("quantization", ["", "ifq", "ifq_w8a8"])
+@pytest.mark.parametrize(("quantization", "kind"), slow_but(["ifq"], [("", "float32"), ("ifq", "int8, float32")]))
 def test_a_worker_measures_the_forms_of_its_products_and_keeps_what_it_found(
-    both: Both, quantization: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    models: Models, quantization: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = {"gpu_kernels": "measure", "compile_cache": str(tmp_path), "quantization": quantization}
+    directory = models("qwen3")
+    chosen = {"max_num_seqs": 4, "block_size": 16, "max_num_batched_tokens": 20, "quantization": quantization}
     with caplog.at_level(logging.INFO):
-        ours, theirs = both("qwen3", MIXED[:1], 3, **asked)
-    assert ours.tokens == theirs.tokens
-    kind = "int8_dynamic, float32" if quantization == "ifq_w8a8" else "int8" if quantization else "float32"
-    assert re.search(
-        rf"the forms of products by rows .*\n(  .*\n)*  {kind}.*: (skinny|tiles|library) up to", caplog.text
-    )
+        ours = make_kernel_worker(directory, gpu_kernels="measure", compile_cache=str(tmp_path), **chosen)
+    theirs = TorchWorker(settings(directory, **chosen), directory)
+    asked = [(make_prompt(17), GREEDY)]
+    assert run(ours, asked, 3, max_num_batched_tokens=20).tokens == run(theirs, asked, 3).tokens
+    assert re.search(rf"the forms of products by rows .*\n(  .*\n)*  {kind}.*: (skinny|tiles|library) up", caplog.text)
     assert "is left out" not in caplog.text
     [kept] = tmp_path.glob("*.json")
-    assert all(times for by_rows in json.loads(kept.read_text())["products"].values() for times in by_rows.values())
+    products = json.loads(kept.read_text())["products"]
+    assert all(list(by_rows) == ["1", "2", "4", "8", "16", "20"] for by_rows in products.values())
 
 
 def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker(both: Both) -> None:
