@@ -107,7 +107,7 @@ def quantize_fp8(weight: Tensor) -> QuantizedWeight:
     wide = weight.to(torch.float32)
     scales = _scale(wide.abs().amax(dim=1) / _FP8_MAX)
     values = (wide / scales[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-    return QuantizedWeight(kind="fp8", values=values, shape=_shape(weight), scales=scales)
+    return QuantizedWeight(kind="fp8", values=values, shape=_shape(weight), scales=scales, rows_in_fp8=True)
 
 
 def _grouped(weight: Tensor, group_size: int, multiple: int = GROUP_MULTIPLE) -> Tensor:

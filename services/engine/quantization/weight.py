@@ -55,6 +55,9 @@ class QuantizedWeight:
     The C++ library rounds them to bfloat16 in a bfloat16 model; in a float32 model they are exact. int4_dynamic: whole
     numbers from -127 to 127.
     """
+    rows_in_fp8: bool = False
+    """fp8 without groups: whether a backend may round the rows of products to float8_e4m3 too, with a scale for each
+    row, where that is faster: the weights were made for such products. Results are more exact without."""
     has_sign: bool = False
     """int4: whether values are -8 … 7 instead of 0 … 15."""
     order: Tensor | None = None
@@ -75,6 +78,8 @@ class QuantizedWeight:
             raise ValueError("weights without groups have no zeros")
         if self.order is not None and (not self.group_size or self.order.dtype != torch.int32):
             raise ValueError("an order needs groups, and int32 numbers")
+        if self.rows_in_fp8 and (self.kind != "fp8" or self.group_size):
+            raise ValueError("rows in 8-bit floating point are for fp8 weights without groups")
         if self.kind not in INT4_KINDS and self.levels is not None:
             raise ValueError(f"weights of kind {self.kind} have no levels")
         if self.kind == "int4_dynamic" and not _are_bytes(self.levels):

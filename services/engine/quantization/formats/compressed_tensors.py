@@ -38,6 +38,8 @@ class CompressedTensors:
     """Number of inputs that share a scale; 0: all inputs."""
     block: tuple[int, int] | None = None
     """For 8-bit floating-point weights: numbers of outputs and inputs that share a scale."""
+    rows_in_fp8: bool = False
+    """For these: whether activations are in 8 bits too."""
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "CompressedTensors":
@@ -60,7 +62,9 @@ class CompressedTensors:
             if bits != _BYTE_BITS:
                 raise ValueError(f"floating-point weights of {bits} bits; of 8 bits they are")
             block = weights.get("block_structure") if weights.get("strategy") == "block" else None
-            return CompressedTensors(bits, False, block=None if block is None else (int(block[0]), int(block[1])))
+            sizes = None if block is None else (int(block[0]), int(block[1]))
+            in_8_bits = rows.get("type") == "float" and rows.get("num_bits") == _BYTE_BITS
+            return CompressedTensors(bits, False, block=sizes, rows_in_fp8=in_8_bits)
         whole = bool(rows) and rows.get("type", "int") == "int" and rows.get("num_bits") == _BYTE_BITS
         if rows and not whole:
             raise ValueError("input_activations that are not whole numbers of 8 bits")
@@ -82,7 +86,7 @@ class CompressedTensors:
             return self._packed(parts, shape)
         if parts["weight"].dtype == torch.int8:
             return self._bytes(parts, shape)
-        return fp8_weight(parts["weight"], parts["weight_scale"], shape, self.block)
+        return fp8_weight(parts["weight"], parts["weight_scale"], shape, self.block, self.rows_in_fp8)
 
     def ignores(self, name: str) -> bool:
         """See `PreparedMethod`: fixed scales of activations are ignored."""

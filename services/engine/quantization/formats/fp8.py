@@ -4,7 +4,9 @@
     weight_scale      [] or [1], [out] or [out, 1]: the weight is the value times this scale
     weight_scale_inv  [out / block, in / block]: the same for blocks, under the name that DeepSeek gave it
 
-Activations are not rounded, even if the checkpoint has scales for them: results are at least as exact as with rounding.
+Scales of activations are not used. If the config says that activations are in 8 bits, a backend may round them where
+that is faster, with a scale for each row; results without rounding are at least as exact.
+
 Called by `formats.prepared`; `compressed_tensors` has the same tensors under its own config.
 """
 
@@ -23,15 +25,19 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """A `PreparedMethod`. `block`: numbers of outputs and inputs that share a scale; None: all inputs share it."""
+    """A `PreparedMethod`. `block`: numbers of outputs and inputs that share a scale; None: all inputs share it.
+
+    `rows_in_fp8`: whether activations are in 8 bits too.
+    """
 
     block: tuple[int, int] | None
+    rows_in_fp8: bool = False
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Fp8":
         """Returns the method that a `quantization_config` describes."""
         block = settings.get("weight_block_size")
-        return Fp8(None if block is None else (int(block[0]), int(block[1])))
+        return Fp8(None if block is None else (int(block[0]), int(block[1])), bool(settings.get("activation_scheme")))
 
     def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
         """See `PreparedMethod`."""
@@ -40,7 +46,7 @@ class Fp8:
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
         """See `PreparedMethod`."""
-        return fp8_weight(parts["weight"], parts["scale"], shape, self.block)
+        return fp8_weight(parts["weight"], parts["scale"], shape, self.block, self.rows_in_fp8)
 
     def ignores(self, name: str) -> bool:
         """See `PreparedMethod`: ignores scales of activations, which are not used."""
@@ -48,7 +54,11 @@ class Fp8:
 
 
 def fp8_weight(
-    values: Tensor, scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None
+    values: Tensor,
+    scales: Tensor,
+    shape: tuple[int, int],
+    block: tuple[int, int] | None,
+    rows_in_fp8: bool = False,
 ) -> "Tensor | QuantizedWeight":
     """Returns the weight of `shape` [out, in] with these values and scales.
 
@@ -69,5 +79,9 @@ def fp8_weight(
     if scales.numel() not in (1, shape[0]):
         raise ValueError(f"there are {scales.numel()} scales for {shape[0]} outputs")
     return QuantizedWeight(
-        kind="fp8", values=values, shape=shape, scales=scales.flatten().expand(shape[0]).contiguous()
+        kind="fp8",
+        values=values,
+        shape=shape,
+        scales=scales.flatten().expand(shape[0]).contiguous(),
+        rows_in_fp8=rows_in_fp8,
     )

@@ -6,6 +6,8 @@
                  library    the vendor's library
     quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows
                  library    W is dequantized first, then the vendor's library
+                 scaled     the vendor's library for 8-bit floating point; rows are rounded to it too, if W is of this
+                            kind and was made for that (`QuantizedWeight.rows_in_fp8`)
 
 Without measuring a fixed rule chooses (`usual`). `tuning` chooses by measuring.
 """
@@ -22,6 +24,7 @@ from antiphon.services.engine.backends.triton.kernels.quantized import (
     KernelWeight,
     few_rows,
     library_linear,
+    scaled_linear,
     tiles_linear,
 )
 from antiphon.services.engine.backends.triton.kernels.skinny import ROWS_MAX, skinny_linear
@@ -43,6 +46,8 @@ class Form:
     name: str
     compute: Compute
     rows_max: int | None = None
+    in_fp8: bool = False
+    """Whether rows are rounded to float8_e4m3."""
 
 
 def _skinny(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -59,18 +64,25 @@ def _library(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 
 FORMS: dict[Kind, tuple[Form, ...]] = {
     "plain": (Form("skinny", _skinny, ROWS_MAX), Form("library", _library)),
-    "quantized": (Form("tiles", tiles_linear, _TILES_ROWS_MAX), Form("library", library_linear)),
+    "quantized": (
+        Form("tiles", tiles_linear, _TILES_ROWS_MAX),
+        Form("library", library_linear),
+        Form("scaled", scaled_linear, in_fp8=True),
+    ),
 }
 
 
 class Choice:
     """Which form computes products with weights of one kind, shape and type."""
 
-    def __init__(self, kind: Kind, usual: Callable[[int], str]) -> None:
-        """`usual` returns the name of the form for a number of rows where nothing else was chosen."""
+    def __init__(self, kind: Kind, usual: Callable[[int], str], *, rows_in_fp8: bool = False) -> None:
+        """`usual` returns the name of the form for a number of rows where nothing else was chosen.
+
+        `rows_in_fp8`: whether forms that round rows to 8-bit floating point may be chosen.
+        """
         self.kind: Kind = kind
         self.usual = usual
-        self.forms = {form.name: form for form in FORMS[kind]}
+        self.forms = {form.name: form for form in FORMS[kind] if rows_in_fp8 or not form.in_fp8}
         self._bounds: Sequence[int] = ()
         self._names: Sequence[str] = ()
 
@@ -126,9 +138,14 @@ class Products:
     def add_quantized(self, weight: KernelWeight, like: Tensor) -> Choice:
         """Returns the choice for a quantized weight; `like` has the type of the rows."""
         parts = [weight.kind, f"groups of {weight.group_size}" if weight.group_size else ""]
-        parts += ["zero points" if weight.zeros is not None else "", "levels" if weight.levels is not None else ""]
+        parts += [
+            "rows in fp8" if weight.rows_in_fp8 else "",
+            "zero points" if weight.zeros is not None else "",
+            "levels" if weight.levels is not None else "",
+        ]
         name = f"{', '.join(filter(None, parts))}, {_type(like)} {weight.width} x {weight.columns}"
-        return self._add(name, weight, lambda: Choice("quantized", usual_quantized(weight)))
+        usual = usual_quantized(weight)
+        return self._add(name, weight, lambda: Choice("quantized", usual, rows_in_fp8=weight.rows_in_fp8))
 
     def _add(self, name: str, weight: Any, make: Callable[[], Choice]) -> Choice:
         product = self.found.get(name)

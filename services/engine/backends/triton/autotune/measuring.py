@@ -74,13 +74,16 @@ def rows_like(weight: Any, num_rows: int, like: Tensor) -> Tensor:
     return torch.randn((num_rows, columns), generator=generator, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
-def reference(x: Tensor, weight: Any) -> Tensor:
-    """Returns x Wᵀ in float32, from the numbers that a quantized weight, and rows in 8 bits, stand for."""
+def reference(x: Tensor, weight: Any, *, in_fp8: bool = False) -> Tensor:
+    """Returns x Wᵀ in float32, from the numbers that a quantized weight, and rows in 8 bits, stand for.
+
+    `in_fp8`: rows are rounded to float8_e4m3.
+    """
     if isinstance(weight, Tensor):
         return F.linear(x.float(), weight.float())
     x = x if weight.order is None else order_rows(x, weight.order)
-    if weight.kind == "int8_dynamic":
-        rounded, scales = round_rows(x)
+    if in_fp8 or weight.kind == "int8_dynamic":
+        rounded, scales = round_rows(x, torch.float8_e4m3fn if in_fp8 else torch.int8)
         return F.linear(rounded.float() * scales[:, None], dequantized(weight, torch.float32))
     return F.linear(x.float(), dequantized(weight, torch.float32))
 

@@ -92,8 +92,8 @@ def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer
     if len(forms) == 1:
         return {forms[0].name: 0.0}
     x = rows_like(product.weights[0], rows, like)
-    expected = reference(x, product.weights[0])
-    return {form.name: _time(name, form, product, x, expected, timer) for form in forms}
+    expected = {way: reference(x, product.weights[0], in_fp8=way) for way in {form.in_fp8 for form in forms}}
+    return {form.name: _time(name, form, product, x, expected[form.in_fp8], timer) for form in forms}
 
 
 def _time(name: str, form: Form, product: Product, x: Tensor, expected: Tensor, timer: Timer) -> float | None:

@@ -264,22 +264,26 @@ def _dequantize_kernel(
 
 
 @triton.jit
-def _round_rows_kernel(x, rounded, row_scales, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
-    """Rounds a row of x to 8 bits; the largest number becomes 127."""
+def _round_rows_kernel(
+    x, rounded, row_scales, COLUMNS: tl.constexpr, PIECE: tl.constexpr, LARGEST: tl.constexpr, WHOLE: tl.constexpr
+):
+    """Rounds a row of x to 8 bits, whole numbers or floating point; the largest number becomes LARGEST."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros((PIECE,), tl.float32)
     for first in range(0, COLUMNS, PIECE):
         c = first + tl.arange(0, PIECE)
         part = tl.load(x + row * COLUMNS + c, mask=c < COLUMNS, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(part))
-    scale = tl.div_rn(tl.max(largest, 0), 127.0)
+    scale = tl.div_rn(tl.max(largest, 0), LARGEST)
     scale = tl.where(scale > 0, scale, 1.0)
     tl.store(row_scales + row, scale)
     for first in range(0, COLUMNS, PIECE):
         c = first + tl.arange(0, PIECE)
         part = tl.load(x + row * COLUMNS + c, mask=c < COLUMNS, other=0.0).to(tl.float32)
-        nearest = (tl.div_rn(part, scale) + _HALF_INT8) - _HALF_INT8
-        tl.store(rounded + row * COLUMNS + c, nearest.to(tl.int8), mask=c < COLUMNS)
+        shares = tl.div_rn(part, scale)
+        if WHOLE:
+            shares = (shares + _HALF_INT8) - _HALF_INT8
+        tl.store(rounded + row * COLUMNS + c, shares.to(rounded.dtype.element_ty), mask=c < COLUMNS)
 
 
 @triton.jit
@@ -312,6 +316,8 @@ class KernelWeight:
     group_size: int
     """Number of columns that share a scale, a multiple of `piece`; 0: all columns."""
     piece: int
+    rows_in_fp8: bool = False
+    """See `QuantizedWeight`."""
     order: Tensor | None = None
     """int32 [columns]: the input of each column, -1 for padding; None: columns are the inputs."""
 
@@ -353,7 +359,7 @@ def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
         values = F.pad(_bytes(weight.values), (0, padding))
     scales, zeros = (None if part is None else _by_group(part, group) for part in (weight.scales, weight.zeros))
     assert scales is not None
-    factor = _FLOAT8_FACTOR if weight.kind == "fp8" and not _has_float8() else 1.0
+    factor = _float8_factor() if weight.kind == "fp8" else 1.0
     return KernelWeight(
         kind=weight.kind,
         values=values.contiguous().clone(),
@@ -363,6 +369,7 @@ def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
         columns=columns,
         group_size=group,
         piece=piece,
+        rows_in_fp8=weight.rows_in_fp8,
         order=weight.order,
     )
 
@@ -425,6 +432,26 @@ def library_linear(
     return y.to(x.dtype)
 
 
+def scaled_linear(
+    x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Returns y by the vendor's library for numbers in float8_e4m3: the rows of x are rounded too.
+
+    For weights of kind fp8 without groups; on a GPU for sizes that 16 divides, of compute capability 8.9 or newer.
+    """
+    x = _columns_of(x, weight, residual)
+    rounded, row_scales = round_rows(x, torch.float8_e4m3fn)
+    numbers = weight.values[:, : weight.columns].view(torch.float8_e4m3fn)
+    y = F.scaled_mm(
+        rounded, numbers.t(), row_scales[:, None], F.ScalingType.RowWise, weight.scales[None] / _float8_factor(),
+        F.ScalingType.RowWise, output_dtype=x.dtype,
+    )  # fmt: skip
+    for added in (bias, residual):
+        if added is not None:
+            y.add_(added)
+    return y
+
+
 def _columns_of(x: Tensor, weight: KernelWeight, residual: Tensor | None) -> Tensor:
     """Checks what a product is given. Returns x [n, in] in the order of the columns of W."""
     assert weight.columns == x.shape[1] or weight.order is not None, (weight.columns, x.shape)
@@ -449,6 +476,11 @@ def dequantized(weight: KernelWeight, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def _float8_factor() -> float:
+    """Returns what the scales of fp8 weights are multiplied by, because of how the kernel reads their numbers."""
+    return 1.0 if _has_float8() else _FLOAT8_FACTOR
+
+
 def _has_float8() -> bool:
     """Whether the device converts 8-bit floats by itself."""
     return architecture() == "sm_90" and not INTERPRETED
@@ -465,13 +497,17 @@ def order_rows(x: Tensor, order: Tensor) -> Tensor:
     return ordered
 
 
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rows of x [n, in] in 8 bits, [n, in] int8, and the scale of each, [n] float32."""
+def round_rows(x: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+    """Returns the rows of x [n, in] in 8 bits, of type int8 or float8_e4m3fn, and the scale of each, [n] float32."""
     rows, columns = x.shape
-    rounded = torch.empty((rows, columns), dtype=torch.int8, device=x.device)
+    rounded = torch.empty((rows, columns), dtype=dtype, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     piece = min(2048, power_of_two(columns, 16))
-    launch(_round_rows_kernel, (rows,), x, rounded, scales, warps=4, COLUMNS=columns, PIECE=piece)
+    whole = dtype == torch.int8
+    launch(
+        _round_rows_kernel, (rows,), x, rounded, scales,
+        warps=4, COLUMNS=columns, PIECE=piece, LARGEST=127.0 if whole else torch.finfo(dtype).max, WHOLE=whole,
+    )  # fmt: skip
     return rounded, scales
 
 

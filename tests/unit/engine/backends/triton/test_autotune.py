@@ -57,10 +57,12 @@ def names(choice: Choice, rows: Sequence[int]) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_form_computes_the_product(kind: str, dtype: torch.dtype) -> None:
     weight = kernel_weight(KINDS[kind](draw(48, 208, seed=1)), dtype)
+    choice = Products().add_quantized(weight, torch.empty(0, dtype=dtype))
+    assert ("scaled" in choice.forms) == (kind == "fp8")
     for rows in (3, 40):
         x = rows_like(weight, rows, torch.empty(0, dtype=dtype))
-        for form in FORMS["quantized"]:
-            check(form, x, weight, reference(x, weight))
+        for form in choice.forms.values():
+            check(form, x, weight, reference(x, weight, in_fp8=form.in_fp8))
             bias, residual = draw(48, seed=2, dtype=dtype), draw(rows, 48, seed=3, dtype=dtype)
             y, added = form.compute(x, weight, bias, None), form.compute(x, weight, bias, residual.clone())
             torch.testing.assert_close(added.float(), y.float() + residual.float(), rtol=2e-2, atol=2e-2)
@@ -81,7 +83,7 @@ def test_a_reordered_weight_is_measured_with_rows_of_its_inputs() -> None:
     weight = kernel_weight(replace(stored, shape=(16, 40), order=order.int()), torch.float32)
     x = rows_like(weight, 5, LIKE)
     assert x.shape == (5, 40)
-    for form in FORMS["quantized"]:
+    for form in Products().add_quantized(weight, LIKE).forms.values():
         check(form, x, weight, reference(x, weight))
 
 
@@ -178,6 +180,27 @@ def test_a_directory_that_cannot_be_written_only_costs_the_time(
     tune(products, 16, LIKE, MEASURE, Kept(str(tmp_path / "file"), "one"), skinny_up_to(2))
     assert choice.name(4) == "library"
     assert "is not kept" in caplog.text
+
+
+def test_rows_are_rounded_to_8_bit_floating_point_only_where_the_weights_were_made_for_that() -> None:
+    rounded = KINDS["fp8"](draw(48, 208, seed=1))
+    assert rounded.rows_in_fp8
+    for weight, expected in ((rounded, "scaled"), (replace(rounded, rows_in_fp8=False), "library")):
+        products = Products()
+        choice = products.add_quantized(kernel_weight(weight, torch.float32), LIKE)
+        clock = Clock(lambda name, _: {"scaled": 1.0, "library": 2.0, "tiles": 3.0}[name])
+        tune(products, 64, LIKE, MEASURE, None, clock)
+        assert choice.name(64) == expected
+    products = Products()
+    choice = products.add_quantized(kernel_weight(rounded, torch.float32), LIKE)
+    assert choice.name(5000) == "library", "the rule keeps rows as they are"
+    tune(products, 64, LIKE, asked("quantized=scaled", CPU), None, timer_of(CPU))
+    assert (choice.name(1), choice.name(64)) == ("scaled", "scaled")
+    # A product moves by about a fortieth of its size; twice that where the interpreter cuts off instead of rounding.
+    x = rows_like(kernel_weight(rounded, torch.float32), 9, LIKE)
+    y = choice.compute(x, kernel_weight(rounded, torch.float32), None)
+    exact = reference(x, kernel_weight(rounded, torch.float32))
+    assert 0.01 < (y - exact).norm() / exact.norm() < 0.07
 
 
 def test_what_the_setting_asks_for() -> None:
