@@ -1,6 +1,7 @@
 """The mixtures of experts that the compile gate compiles: those of models, plain and quantized."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,9 +9,15 @@ from torch import Tensor
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight
+from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
+from antiphon.services.engine.models.description import Experts
 from antiphon.services.engine.quantization.weight import WeightKind
 from infra.checks.kernels.shapes import BF16, F16, F32, empty
 
+ROUTED: dict[str, Any] = {"normalise": True, "intermediate_size": 1, "layers": frozenset({0})}
+DEEPSEEK_V3 = Experts(
+    num_experts=256, num_per_token=8, scoring="sigmoid", correction=True, num_groups=8, num_chosen_groups=4, **ROUTED
+)
 TOKENS = ((8, "decode"), (256, "batch"), (8192, "prefill"))
 
 
@@ -23,6 +30,8 @@ def expert_cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"experts, Llama 4 Scout, {label}", weighted_experts(tokens)
         yield f"experts, Nemotron 3 Nano, {label}", plain_experts(tokens)
     yield "experts, float32", experts(64, 8, 2, 1024, 2048, F32)
+    yield "experts of tokens, Qwen3 30B-A3B", routing(Experts(num_experts=128, num_per_token=8, **ROUTED), BF16)
+    yield "experts of tokens, DeepSeek V3", routing(DEEPSEEK_V3, F32)
     for tokens, label in TOKENS:
         yield f"packed experts, gpt-oss-20b in MXFP4, {label}", packed_biased_experts(tokens)
         yield f"packed experts, Qwen3 30B-A3B in fp8, {label}", packed_experts(tokens, "fp8", 128)
@@ -68,6 +77,16 @@ def biased_experts(tokens: int) -> Callable[[], None]:
         x, chosen = empty(tokens, 2880), empty(tokens, 4, dtype=torch.int64)
         up, down, biases = empty(32, 5760, 2880), empty(32, 2880, 2880), (empty(32, 5760), empty(32, 2880))
         mixed_experts(x, empty(tokens, 4), chosen, up, down, "swigluoai", x, biases)
+
+    return start
+
+
+def routing(one: Experts, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case that chooses the experts of tokens."""
+
+    def start() -> None:
+        correction = empty(one.num_experts, dtype=F32) if one.correction else None
+        route_tokens(empty(64, one.num_experts, dtype=dtype), one, correction, None)
 
     return start
 

@@ -30,6 +30,7 @@ from antiphon.services.engine.backends.triton.kernels.grouped import PackedExper
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight
+from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.recurrent import (
     TritonChannelDelta,
@@ -205,7 +206,7 @@ class TritonExpertMlp:
 
     def _mixed(self, residual: Tensor | None, x: Tensor, routed: Tensor) -> Tensor:
         x, p = x.contiguous(), self.parts
-        shares, chosen = p.route(routed)
+        shares, chosen = route_tokens(p.router(routed), p.experts, p.correction, p.scales)
         inputs, added = (x, residual) if p.latent is None else (p.latent[0](x), None)
         mixed = mixed_experts(
             inputs, shares, chosen, self.gate_up, self.down, p.activation, added, (p.up_bias, p.down_bias),
