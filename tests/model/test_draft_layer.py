@@ -17,6 +17,7 @@ from tests.draft_models import DRAFT_FAMILIES, drafter_of, make_draft_model, mak
 from tests.model.harness import BACKENDS, Engine, greedy, make_prompt, make_worker, settings
 from tests.models import make_model
 from tests.support.ranks import RankThreads, StagedRanks
+from tests.support.slow import slow_but
 
 pytestmark = pytest.mark.model
 
@@ -70,7 +71,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("family", DRAFT_FAMILIES)
+@pytest.mark.parametrize("family", slow_but(["qwen3_5_text", "glm4_moe"], DRAFT_FAMILIES))
 def test_the_layer_predicts_what_the_reference_does(
     family: str, backend: str, draft_models: DraftModels, always: None
 ) -> None:
@@ -97,10 +98,14 @@ OTHER_NUMBERS: list[dict[str, Any]] = [
     [
         *(
             (family, backend, use_lookahead, {})
-            for family in ("qwen3_5_text", "deepseek_v3", "glm4_moe")
+            for family in ("deepseek_v3", "glm4_moe")
             for backend in BACKENDS
             for use_lookahead in (False, True)
         ),
+        ("qwen3_5_text", "native", True, {}),
+        pytest.param("qwen3_5_text", "native", False, {}, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_text", "torch", False, {}, marks=pytest.mark.slow),
+        pytest.param("qwen3_5_text", "torch", True, {}, marks=pytest.mark.slow),
         *(
             (family, "native", False, overrides)
             for family in ("qwen3_5_moe_text", "glm4_moe_lite")

@@ -23,6 +23,7 @@ from antiphon.shared.request.images import plain_places
 from tests.model.harness import Engine, few_blocks, greedy, make_prompt, make_worker
 from tests.model.test_parallel import ranks_of
 from tests.models import make_model
+from tests.support.slow import slow_but
 from tests.vision_models import (
     FAMILIES,
     IMAGE_PAD,
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.model
 NUM = 10
 TORCH_ONLY = ("gemma3", "gemma4_mutual", "qwen3_vl", "qwen3_vl_moe")
 """The tokens of an image attend to each other, or have embeddings for the outputs of layers."""
+QUICK_FAMILIES = ("qwen2_5_vl", "qwen3_5", "qwen3_vl", "gemma3", "gemma4", "llava_onevision", "mistral3", "idefics3")
 PLACE = [VISION_START, IMAGE_PAD, VISION_END]
 
 
@@ -103,7 +105,7 @@ def run(engine: Engine, specs: Sequence[SequenceSpec]) -> list[list[int]]:
     return list(output.values())
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=slow_but(QUICK_FAMILIES, FAMILIES))
 def imaged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Imaged:
     return Imaged(make_vision_model(tmp_path_factory.mktemp("vision"), request.param))
 
@@ -190,7 +192,7 @@ def test_ranks_take_images_as_one_process_does(
     assert engine.core.counters().preemptions
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in TORCH_ONLY])
+@pytest.mark.parametrize("family", slow_but(QUICK_FAMILIES, [one for one in FAMILIES if one not in TORCH_ONLY]))
 def test_the_fast_backend_takes_images(family: str, tmp_path: Path) -> None:
     imaged = Imaged(make_vision_model(tmp_path, family))
     specs = [imaged.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]

@@ -49,7 +49,7 @@ def generate(one: Engine, prompts: list[list[int]]) -> list[list[int]]:
     return [tokens[:NUM_TOKENS] for tokens in one.generate(prompts)]
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("triton", marks=pytest.mark.slow)])
 def test_beyond_the_original_context_tokens_are_those_of_transformers_in_chunks_and_from_the_cache(
     backend: str, phi3: Path
 ) -> None:

@@ -138,13 +138,13 @@ def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, v
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", slow_but(["qwen3_5"], [*RECURRENT, "kimi_linear", "gemma4"]))
+@pytest.mark.parametrize("variant", slow_but(["lfm2"], [*RECURRENT, "kimi_linear", "gemma4"]))
 def test_a_mixed_batch_of_a_model_whose_layers_differ(both: Both, variant: str) -> None:
     ours, theirs = both(variant, MIXED, 3)
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", slow_but(["qwen3_5"], RECURRENT))
+@pytest.mark.parametrize("variant", slow_but(["lfm2"], RECURRENT))
 def test_a_prefix_is_continued_from_the_snapshot_of_its_state(models: Models, variant: str) -> None:
     directory = models(variant)
     chosen: dict[str, Any] = {"max_num_seqs": 4, "block_size": 16}
@@ -192,7 +192,7 @@ def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> No
     assert ours.tokens == theirs.tokens
 
 
-@pytest.mark.parametrize("variant", slow_but(["qwen3_5"], RECURRENT))
+@pytest.mark.parametrize("variant", slow_but(["lfm2"], RECURRENT))
 def test_a_rejected_guess_takes_a_sequence_back_to_the_state_before_it(models: Models, variant: str) -> None:
     prompts, length = [make_prompt(17), make_prompt(4)], 12
     alone = Engine(models(variant), CoreLimits(max_num_seqs=2, max_num_batched_tokens=24), "torch")
@@ -249,7 +249,7 @@ def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_siz
 @pytest.mark.parametrize(
     "variant",
     slow_but(
-        ["qwen3", "qwen3_5", "gemma4 with layers that share keys"],
+        ["qwen3", "lfm2"],
         ["qwen3", *RECURRENT, "laguna", "gemma3n", "gemma4 with layers that share keys"],
     ),
 )

@@ -89,7 +89,7 @@ def run_mixed(worker: TritonWorker) -> list[StepResult]:
 @pytest.mark.parametrize(
     ("variant", "overrides"),
     [
-        ("gpt_oss", {}),
+        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
         ("llama4", {}),
         ("mellum with stretched positions", {}),
         ("gemma2", {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}),

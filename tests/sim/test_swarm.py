@@ -9,7 +9,7 @@ import pytest
 
 from tests.sim.run import make_models, run_seeds
 
-SEEDS = 60
+SEEDS = 30
 
 
 @pytest.fixture(scope="module")
