@@ -189,8 +189,9 @@ class ExecutionSettings(Settings, group="engine: execution"):
     )
     deterministic: bool = flag(
         False,
-        "start only if the tokens of a request cannot depend on other requests (the CPU backend); a request that moves "
-        "to another engine continues only on one with the same numerics",
+        "start only if the tokens of a request cannot depend on other requests (the CPU backend; on one GPU slower "
+        "kernels with a fixed order of sums); a request that moves to another engine continues only on one with the "
+        "same numerics",
     )
     dtype: str = flag(
         "auto",
@@ -225,7 +226,7 @@ class ExecutionSettings(Settings, group="engine: execution"):
         "auto",
         "what computes the products with weights on a GPU with Triton kernels: auto measures the forms at the first "
         "start and takes the fastest, measure does so at each start, reference takes those of a fixed rule, and "
-        "plain=skinny|library and quantized=tiles|library|scaled, with a comma between them, name forms",
+        "plain=skinny|library|fixed and quantized=tiles|library|scaled, with a comma between them, name forms",
         rule=GPU_KERNELS,
     )
     compile_cache: str = flag(

@@ -208,7 +208,8 @@ def make_kernel_worker(directory: Path, **overrides: Any) -> "TritonWorker":
     from antiphon.services.engine.backends.triton.worker import TritonWorker
 
     # Measured on a GPU that other tests use, times would mean nothing.
-    chosen = settings(directory, **{"gpu_kernels": "reference", **overrides})
+    usual = {} if overrides.get("deterministic") else {"gpu_kernels": "reference"}
+    chosen = settings(directory, **{**usual, **overrides})
     return TritonWorker(chosen, directory, KERNEL_DEVICE)
 
 

@@ -195,6 +195,7 @@ class TritonExpertMlp:
     parts: ExpertParts
     gate_up: Tensor | PackedExperts
     down: Tensor | PackedExperts
+    one_tile: bool = False
 
     def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """See `RoutedMlp`."""
@@ -210,7 +211,7 @@ class TritonExpertMlp:
         inputs, added = (x, residual) if p.latent is None else (p.latent[0](x), None)
         mixed = mixed_experts(
             inputs, shares, chosen, self.gate_up, self.down, p.activation, added, (p.up_bias, p.down_bias),
-            weighted_inputs=p.experts.weighted_inputs, gated=p.gated,
+            weighted_inputs=p.experts.weighted_inputs, gated=p.gated, one_tile=self.one_tile,
         )  # fmt: skip
         if p.latent is not None:
             mixed = p.latent[1](mixed) if residual is None else p.latent[1].add_to(residual, mixed)
@@ -357,11 +358,14 @@ def _tables(ropes: tuple[RopeParameters | None, ...], num_positions: int, like: 
 class TritonOperations(Operations):
     """Operations with Triton kernels, for activations of a type.
 
-    `num_positions`: number of tokens of the longest context.
+    `num_positions`: number of tokens of the longest context. `deterministic`: a token has the same bits in any step.
     """
 
-    def __init__(self, num_positions: int, dtype: torch.dtype, shard: Shard = ALONE) -> None:
+    def __init__(
+        self, num_positions: int, dtype: torch.dtype, shard: Shard = ALONE, *, deterministic: bool = False
+    ) -> None:
         self._num_positions, self._dtype, self._shard = num_positions, dtype, shard
+        self._deterministic = deterministic
         self.products = Products()
         self._told = False
 
@@ -396,7 +400,9 @@ class TritonOperations(Operations):
 
     def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
         """See `Operations`."""
-        return TritonExpertMlp(parts, self._experts(parts.gate_up), self._experts(parts.down))
+        return TritonExpertMlp(
+            parts, self._experts(parts.gate_up), self._experts(parts.down), one_tile=self._deterministic
+        )
 
     def _experts(self, matrices: ExpertMatrices) -> Tensor | PackedExperts:
         """Returns matrices [experts, out, in] as the grouped products take them."""

@@ -48,6 +48,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
 from antiphon.services.engine.backends.triton.operations import TritonOperations
 from antiphon.services.engine.backends.triton.results import HostCopies, Sums, UnderWay
+from antiphon.services.engine.backends.triton.same_bits import variant_because
 from antiphon.services.engine.backends.triton.staging import Staging, aligned, sent
 from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from antiphon.services.engine.kv.layout import KvMemory
@@ -119,7 +120,10 @@ class TritonWorker:
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}{whole.kv_kind}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
         self._content = content_hash(model_dir, f"{form.name}{whole.kv_kind}", self._dtype)
-        operations = TritonOperations(context_length(settings, whole), self._dtype, ranks.shard)
+        deterministic = settings.execution.deterministic
+        operations = TritonOperations(
+            context_length(settings, whole), self._dtype, ranks.shard, deterministic=deterministic
+        )
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._weights_bytes = weights.nbytes
         like = torch.empty(0, dtype=self._dtype, device=device)
@@ -129,7 +133,8 @@ class TritonWorker:
             assert ranks.shard.size == 1, "adapters are not divided among ranks"
             weights = self._with_adapters(settings, config, weights)
         self._model = Decoder(self._description, weights, operations)
-        self._kinds = work_kinds(self._description, self._dtype.itemsize, self._cache_dtype.itemsize)
+        itemsizes = self._dtype.itemsize, self._cache_dtype.itemsize
+        self._kinds = work_kinds(self._description, *itemsizes, one_form=deterministic)
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[UnderWay | StepResult] = deque()
         self._sums: deque[Sums] = deque()
@@ -301,7 +306,7 @@ class TritonWorker:
             embedding_size=d.hidden_size,
             pooling_kind=self._pooling_kind,
             generates=d.has_head,
-            variant_because="the GPU's library of matrix products orders its sums by the number of tokens of a step",
+            variant_because=variant_because(settings, d),
         )
         self._pooling = PoolingRows(d.hidden_size)
         self._table = StateTable(

@@ -4,7 +4,9 @@
 
     plain        skinny     a kernel that reads W once, for up to 16 rows
                  library    the vendor's library
-    quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows
+                 fixed      a kernel in which a row has the same bits in any batch; only where that is asked for
+    quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows; a row has the same bits
+                            in any batch
                  library    W is dequantized first, then the vendor's library
                  scaled     the vendor's library for 8-bit floating point; rows are rounded to it too, if W is of this
                             kind and was made for that (`QuantizedWeight.rows_in_fp8`)
@@ -27,7 +29,7 @@ from antiphon.services.engine.backends.triton.kernels.quantized import (
     scaled_linear,
     tiles_linear,
 )
-from antiphon.services.engine.backends.triton.kernels.skinny import ROWS_MAX, skinny_linear
+from antiphon.services.engine.backends.triton.kernels.skinny import ROWS_MAX, fixed_linear, skinny_linear
 
 FEW_ROWS = 8
 """Rows up to which `skinny` is usual: up to here a product takes only the time of reading its weight, with any tile
@@ -41,11 +43,16 @@ Compute = Callable[[Tensor, Any, Tensor | None, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to compute a product: `compute(x, weight, bias, residual)`, which may overwrite the residual."""
+    """One way to compute a product: `compute(x, weight, bias, residual)`, which may overwrite the residual.
+
+    `rows_max`: most rows that it takes; `tried_max`: and with which it is measured, where it cannot be the fastest with
+    more.
+    """
 
     name: str
     compute: Compute
     rows_max: int | None = None
+    tried_max: int | None = None
     in_fp8: bool = False
     """Whether rows are rounded to float8_e4m3."""
 
@@ -63,9 +70,13 @@ def _library(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 
 
 FORMS: dict[Kind, tuple[Form, ...]] = {
-    "plain": (Form("skinny", _skinny, ROWS_MAX), Form("library", _library)),
+    "plain": (
+        Form("skinny", _skinny, ROWS_MAX, ROWS_MAX),
+        Form("library", _library),
+        Form("fixed", fixed_linear, tried_max=0),
+    ),
     "quantized": (
-        Form("tiles", tiles_linear, _TILES_ROWS_MAX),
+        Form("tiles", tiles_linear, tried_max=_TILES_ROWS_MAX),
         Form("library", library_linear),
         Form("scaled", scaled_linear, in_fp8=True),
     ),
@@ -95,9 +106,9 @@ class Choice:
         place = bisect_left(self._bounds, rows)
         return self._names[place] if place < len(self._names) else self.usual(rows)
 
-    def possible(self, rows: int) -> list[Form]:
-        """Returns the forms that can compute a number of rows, the usual one first."""
-        found = [form for form in self.forms.values() if form.rows_max is None or rows <= form.rows_max]
+    def candidates(self, rows: int) -> list[Form]:
+        """Returns the forms that may be the fastest for a number of rows, the usual one first."""
+        found = [form for form in self.forms.values() if form.tried_max is None or rows <= form.tried_max]
         return sorted(found, key=lambda form: form.name != self.usual(rows))
 
     def compute(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:

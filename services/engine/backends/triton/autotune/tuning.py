@@ -24,9 +24,12 @@ from antiphon.services.engine.backends.triton.autotune.measuring import (
     timer_of,
 )
 from antiphon.shared.config import EngineSettings
+from antiphon.shared.flags import SettingsError
 
 logger = logging.getLogger(__name__)
 
+SAME_BITS = {"plain": "fixed", "quantized": "tiles"}
+"""The forms in which a row has the same bits in any batch (`--deterministic`)."""
 _FASTER = 0.95
 """Share of the usual form's time that another one may take at most."""
 
@@ -51,6 +54,10 @@ def asked(text: str, device: torch.device) -> Asked:
 def tune_as_asked(settings: EngineSettings, products: Products, rows_max: int, like: Tensor) -> None:
     """Sets the choice of each product as the settings ask. `rows_max`: of the largest step; for `like` see `tune`."""
     wanted = asked(settings.execution.gpu_kernels, like.device)
+    if settings.execution.deterministic:
+        if settings.execution.gpu_kernels != "auto":
+            raise SettingsError("--gpu-kernels: --deterministic names the kernels; leave one of the two out")
+        wanted = Asked(measures=False, anew=False, pinned=SAME_BITS)
     kept = Kept(settings.execution.compile_cache, measured_with(like.device)) if wanted.measures else None
     tune(products, rows_max, like, wanted, kept, timer_of(like.device))
 
@@ -88,7 +95,7 @@ def _count(measured: Measured) -> int:
 
 def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer) -> Times:
     """Returns the times of the forms for a number of rows. One that is alone is not measured."""
-    forms = product.choice.possible(rows)
+    forms = product.choice.candidates(rows)
     if len(forms) == 1:
         return {forms[0].name: 0.0}
     x = rows_like(product.weights[0], rows, like)

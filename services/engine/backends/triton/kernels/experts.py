@@ -6,9 +6,10 @@
     4  combine  y[token] = residual + Σ of its pairs, in the router's order
 
 The host counts nothing: the sizes of all launches follow from the shapes, so a CUDA graph can capture them. There
-are no atomic additions. The rows of a tile follow from the number of pairs of the step, and with them the instructions
-that multiply, so a token's result may differ in the last bits with the number of tokens. Programs of unused tiles exit
-immediately. Similar to the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
+are no atomic additions. The rows of a tile usually follow from the number of pairs of the step, and with them the
+instructions that multiply, so a token's result may differ in the last bits with the number of tokens. Programs of
+unused tiles exit immediately. Similar to the fused kernels of vLLM and SGLang, with a stable counting sort in place of
+an atomic one.
 """
 
 import torch
@@ -20,6 +21,7 @@ from antiphon.services.engine.backends.triton.kernels.grouped import PackedExper
 from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
 
 _SORTED_AT_ONCE = 1024
+_FIXED_ROWS = 64
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -76,17 +78,19 @@ def mixed_experts(
     biases: tuple[Tensor | None, Tensor | None] = (None, None),
     weighted_inputs: bool = False,
     gated: bool = True,
+    one_tile: bool = False,
 ) -> Tensor:
     """Returns y [n, hidden], see the module.
 
     `shares`, `chosen` [n, k]: the router's weights and experts; `biases`: of both matrices, [experts, out].
     `weighted_inputs`: the weights multiply the first product, before its biases, in place of the second one. `gated`:
-    `gate_up` has gates; else it is [experts, m, hidden].
+    `gate_up` has gates; else it is [experts, m, hidden]. `one_tile`: tiles are the same for any number of pairs, so
+    that a token has the same bits in any step.
     """
     tokens, per_token = chosen.shape
     experts, hidden, inner_width = down.shape
     num_pairs = tokens * per_token
-    rows = _tile_rows(num_pairs, experts)
+    rows = _FIXED_ROWS if one_tile else _tile_rows(num_pairs, experts)
     pairs, owners = _align(chosen, experts, rows)
     inner = torch.empty((num_pairs, inner_width), dtype=x.dtype, device=x.device)
     outer = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)

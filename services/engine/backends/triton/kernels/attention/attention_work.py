@@ -71,6 +71,8 @@ class Heads:
     """Whether keys and values are rows of latents (`latent_attention`). The kernel for few queries divides their heads
     among programs, so it takes any number of heads."""
     chunked_windows: bool = False
+    one_form: bool = False
+    """Whether the prefill kernel computes all sequences, so that a token has the same bits in any step."""
 
     @property
     def split_tokens(self) -> int:
@@ -102,8 +104,10 @@ WorkKinds = Mapping[tuple[int | None, Heads], Mapping[int, Sequence[int]]]
 """
 
 
-def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: int) -> WorkKinds:
-    """Returns the kinds of a model's layers. Bytes of numbers: see `Heads`."""
+def work_kinds(
+    description: DecoderDescription, itemsize: int, stored_itemsize: int, *, one_form: bool = False
+) -> WorkKinds:
+    """Returns the kinds of a model's layers. Bytes of numbers, `one_form`: see `Heads`."""
     groups = layer_groups(description)
     kinds = defaultdict[tuple[int | None, Heads], dict[int, list[int]]](dict)
     for layer, window in enumerate(description.sliding_windows):
@@ -115,6 +119,7 @@ def work_kinds(description: DecoderDescription, itemsize: int, stored_itemsize: 
             stored_itemsize=stored_itemsize,
             latent=d.latent is not None,
             chunked_windows=d.chunked_windows,
+            one_form=one_form,
         )
         kinds[window, heads].setdefault(groups[layer], []).append(layer)
     return kinds
@@ -193,6 +198,8 @@ def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
     The decode kernel takes sequences with one query, and sequences with at most `FEW_QUERIES` queries and at most
     `Heads.few_rows` rows. Attention over latents has no limit of rows.
     """
+    if heads.one_form:
+        return np.zeros(len(query_lens), dtype=np.bool_)
     narrow = heads.latent | (query_lens * heads.group <= heads.few_rows)
     return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & narrow)
 
@@ -215,7 +222,7 @@ def split_items(
 
 def query_tiles(sequences: Sequences, each: int) -> Integers:
     """Returns the packed (sequence, tile of `each` queries) pairs. Those with most keys come first, to balance load."""
-    counts = -(-sequences.query_lens // each)
+    counts = np.maximum(1, -(-sequences.query_lens // each))
     owner = np.repeat(np.arange(len(counts)), counts)
     tiles = np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts)
     keys = sequences.seq_lens[owner] - sequences.query_lens[owner] + tiles * each
@@ -231,8 +238,11 @@ def plan_work(
     sequence has one query. Padding sequences have no items.
     """
     work = partial(DeviceWork, tables=tables, window=window, chunked=heads.chunked_windows)
+    if heads.one_form and len(sequences.rows) < capacity[0]:
+        # Sequences without queries have a tile too, which stores nothing.
+        sequences = _pad(sequences, capacity[0])
     few = has_few(sequences.query_lens, heads)
-    if few.all():
+    if few.all() and not heads.one_form:
         return work(few=_few(sequences, window, heads, put, capacity), many=None)
     many = sequences.take(np.flatnonzero(~few))
     each = heads.queries_a_tile
