@@ -89,10 +89,10 @@ def run_mixed(worker: TritonWorker) -> list[StepResult]:
 @pytest.mark.parametrize(
     ("variant", "overrides"),
     [
-        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
-        ("llama4", {}),
-        ("mellum with stretched positions", {}),
-        ("gemma2", {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}),
+        ("gpt_oss", {}),
+        pytest.param("llama4", {}, marks=pytest.mark.slow),
+        pytest.param("mellum with stretched positions", {}, marks=pytest.mark.slow),
+        pytest.param("gemma2", {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}, marks=pytest.mark.slow),
     ],
 )
 def test_logits_are_those_without_groups_of_block_tables(
@@ -102,6 +102,7 @@ def test_logits_are_those_without_groups_of_block_tables(
     assert run_mixed(groups) == run_mixed(whole)
 
 
+@pytest.mark.slow
 def test_layers_that_borrow_keys_read_the_blocks_of_their_source(models: Models) -> None:
     directory = models("gemma3n")
     kinds = work_kinds(freeing_windows(describe_model(directory)), 4, 4)
@@ -126,6 +127,7 @@ def run_together(worker: TritonWorker) -> list[StepResult]:
     return planned.results
 
 
+@pytest.mark.slow
 def test_captured_graphs_find_tables_and_slots_of_every_group(models: Models) -> None:
     (whole, groups), recomputed = make_both(models("gemma2")), Recomputed()
     expected = run_together(whole)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.worker.interface import ModelWorker
 from tests.model.harness import Engine, make_prompt, make_worker
-from tests.native.libraries import VARIANTS
+from tests.native.libraries import BEST, VARIANTS
+from tests.support.slow import slow_but
 
 pytestmark = pytest.mark.model
 
@@ -87,7 +88,7 @@ def workers(variant: str, dtype: str) -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but([BEST], VARIANTS))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.sampled_from([*MIXED, OWN_KEYS]),
@@ -151,7 +152,7 @@ def test_a_sequence_computes_the_same_in_any_company(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but([BEST], VARIANTS))
 def test_more_rows_than_a_core_can_keep_compute_the_same(workers: Workers, odd_models: Callable[[str], Path]) -> None:
     """700 rows with 1100 terms go through the matrices in parts: the sums of a part are kept for the next."""
     directory, prompt = odd_models("a wide MLP"), make_prompt(700)
@@ -167,7 +168,7 @@ def test_more_rows_than_a_core_can_keep_compute_the_same(workers: Workers, odd_m
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but([BEST], VARIANTS))
 @pytest.mark.parametrize("block_size", [8, 16, 128])
 def test_rows_that_a_thread_takes_by_itself_compute_the_same(
     block_size: int, workers: Workers, odd_models: Callable[[str], Path]
@@ -193,7 +194,7 @@ def test_rows_that_a_thread_takes_by_itself_compute_the_same(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but([BEST], VARIANTS))
 @pytest.mark.parametrize(
     ("shape", "cache"),
     [*((shape, "auto") for shape in (*MIXED, OWN_KEYS)), (OWN_KEYS, "fp8_e4m3"), (MIXED[0], "fp8_e5m2")],

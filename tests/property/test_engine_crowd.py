@@ -11,6 +11,7 @@ import pytest
 
 from antiphon.services.engine.core.lanes import running
 from tests.property.test_engine_core import EngineCoreMachine
+from tests.support.slow import slow_but
 
 RUNS = 60
 
@@ -73,7 +74,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
 
 @pytest.mark.matrix("P-01", "P-08")
 @pytest.mark.parametrize("kind", ["plain", "states", "windows"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", slow_but(range(3), range(8)))
 def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
     seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from antiphon.shared.models.model_files import model_directory
 from tests.gguf_files import Kind, encoded, write_gguf
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
+from tests.support.slow import slow_but
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.IQ4_NL)
@@ -197,7 +198,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("backend", slow_but(["native"], ["torch", "native"]))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_gives_the_tokens_of_the_model_that_was_converted(family: str, backend: str, tmp_path: Path) -> None:
     model = make_model(tmp_path / "source", re.split("[ ,]", family)[0], seed=7, **FAMILIES[family])
