@@ -42,7 +42,7 @@ from antiphon.services.engine.backends.triton.kernels.recurrent.state_space impo
     scan_heads,
 )
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.skinny import fixed_linear, skinny_linear
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
 from antiphon.services.engine.kernels.sampling import new_columns
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
@@ -238,6 +238,17 @@ def activations(width: int, dtype: torch.dtype) -> Callable[[], None]:
         for kind in ("gelu", "relu2"):
             activated(empty(64, width, dtype=dtype), kind, gated=False)
         activated(empty(64, width, dtype=dtype), "xielu", gated=False, numbers=empty(4, dtype=F32))
+
+    return start
+
+
+def fixed_products(hidden: int, inner: int, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with products whose tiles do not depend on the number of rows."""
+
+    def start() -> None:
+        x = empty(64, hidden, dtype=dtype)
+        fixed_linear(x, empty(2 * inner, hidden, dtype=dtype), empty(2 * inner, dtype=dtype))
+        fixed_linear(empty(64, inner, dtype=dtype), empty(hidden, inner, dtype=dtype), residual=x)
 
     return start
 
@@ -490,6 +501,7 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"norms, {label}", norms(4096, dtype))
         yield Case(f"activations, {label}", activations(2 * 14336, dtype))
         yield Case(f"products of few rows, Llama 3.1 8B, {label}", layer_of_few(4096, 6144, 4096, 14336, dtype))
+        yield Case(f"products in a fixed order, Llama 3.1 8B, {label}", fixed_products(4096, 14336, dtype))
         yield Case(f"sampling, {label}", sampling(128_256, dtype))
     yield Case("products of few rows, Qwen3 0.6B, bfloat16", layer_of_few(1024, 4096, 2048, 3072, BF16))
     for name, start in expert_cases():
