@@ -9,6 +9,7 @@ selected once, from the model's description and the kinds of its weights; the fo
 optional parts are `None`. A decoder has no state: weights and KV caches are passed to it. Called by the worker.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -84,6 +85,10 @@ class LayerWeights:
     """Set for a draft layer (`DecoderDescription.num_draft_layers`)."""
 
 
+Block = Callable[[Tensor, Any, StepInputs], Tensor]
+"""A layer: hidden, what attention has prepared, the step → hidden."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
     """The weights of a decoder. `embedding` [vocab, hidden], `positions` [learned positions, hidden]."""
@@ -97,6 +102,8 @@ class DecoderWeights:
     streams: StreamEnds | None = None
     nbytes: int = 0
     """Bytes of all weights, as loaded."""
+    around: Callable[[int, Block], Block] | None = None
+    """Puts around a layer's function what brings its weights, where they are not all on the device."""
 
 
 class LanguageModel(Protocol):
@@ -191,10 +198,12 @@ class Decoder:
             block(layer, _Mixer(index, layer, self._attention, recurrent, description))
             for index, layer in enumerate(weights.layers)
         )
-        self._blocks = tuple(
+        streamed = (
             one if layer.streams is None else StreamedLayer(one, layer.streams)
             for one, layer in zip(blocks, weights.layers, strict=True)
         )
+        around = weights.around or (lambda _, block: block)
+        self._blocks = tuple(around(index, block) for index, block in enumerate(streamed))
 
     @property
     def weights(self) -> object:

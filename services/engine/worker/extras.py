@@ -96,13 +96,16 @@ def make_library(
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
-    """Raises `SettingsError` if offloading of weights from a GPU is requested. On a CPU the option has no effect."""
+    """Raises `SettingsError` if a worker that cannot do it is asked to keep weights of a GPU in the host's memory.
+
+    On a CPU the option has no effect.
+    """
     if not settings.cache.cpu_offload_gb:
         return
     if device.type != "cpu":
         raise SettingsError(
-            f"--cpu-offload-gb: {settings.cache.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
-            f"{device.type} device: every token would wait for their copies. Leave it out; --quantization=ifq halves "
-            "the weights, ifq_nf4 quarters them, and --tensor-parallel-size divides them among devices."
+            f"--cpu-offload-gb: {settings.cache.cpu_offload_gb:g} GiB of weights can be kept in host memory only where "
+            "Triton's kernels compute, and PyTorch's operations compute this model here. Leave it out; "
+            "--quantization=ifq halves the weights, ifq_nf4 quarters them."
         )
     logger.info("--cpu-offload-gb changes nothing on a CPU: all weights are in host memory")

@@ -15,7 +15,7 @@ from tests.system.machines import Host, two_hosts, why_not
 from tests.system.roles import free_ports
 from tests.system.served import Served, Started, fetch, until_the_end, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(240)]
 PROMPTS = [f"Number {number}:" for number in range(4)]
 NUM_TOKENS, LONG = 24, 200
 FLAGS = ("--served-model-name=m", "--device=cpu", "--dtype=float32", "--kv-cache-memory-gb=0.05", "--threads=1")
@@ -98,6 +98,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield made
 
 
+@pytest.mark.slow
 def test_two_network_namespaces_are_two_machines(
     hosts: tuple[Host, Host], model: Path, tmp_path: Path, expected: list[str]
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.model.harness import VARIANTS
 from tests.models import make_model
+from tests.support.slow import slow_but
 from tests.system.models.greedy_streams import counted, expected, read
 from tests.system.served import serve_tiny, until_the_end, wait_until
 
@@ -19,12 +20,20 @@ KINDS = (
     "ministral3", "deepseek_v3 with wide latents", "llama4",
     "granite with experts beside a shared one", "olmoe", "apertus", "arcee",
 )  # fmt: skip
+QUICK_KINDS = (
+    "lfm2",
+    "qwen3_5",
+    "gemma4 with layers that share keys",
+    "mamba2",
+    "deepseek_v3 with wide latents",
+    "llama4",
+)
 FLAGS = ("--dtype=float32", "--block-size=16", "--threads=1", "--swap-space=0.02", "--prefill=1", "--decode=2")
 LOADED = "antiphon:engine_kv_loaded_tokens"
 TEXT = "What a prefill engine has computed of this sentence goes to a decode engine, which then dies. "
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(QUICK_KINDS, KINDS))
 def test_streams_pass_from_engine_to_engine_with_the_tokens_of_the_reference(kind: str, tmp_path: Path) -> None:
     family, fields = VARIANTS[kind]
     model = make_model(tmp_path, family, **fields)

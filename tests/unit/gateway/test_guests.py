@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.slow import slow_but
+
 ROOT = Path(__file__).resolve().parents[3]
 GATEWAY = ROOT / "services/gateway"
 GUESTS = sorted(path.parent.name for path in (GATEWAY / "guests").glob("*/__init__.py"))
@@ -60,7 +62,7 @@ def test_what_is_needed_needs_nothing_itself():
     assert not [name for name in GUESTS for other in NEEDS[name] if NEEDS[other]]
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", slow_but(["guests.lockstep", "guests.responses", "apis.ollama"], FOLDERS))
 def test_without_its_folder_requests_are_served(name: str, tmp_path: Path):
     for folder in ("shared", "tests", "infra", "pyproject.toml"):
         (tmp_path / folder).symlink_to(ROOT / folder)

@@ -24,6 +24,12 @@ def host_weights(root: object) -> list[WeightMemory]:
     return list(found.values())
 
 
+def tensors_of(root: object) -> Iterator[Tensor]:
+    """Yields the tensors that an object's fields refer to; one may come several times."""
+    for _, tensor in _tensors(root, "", set()):
+        yield tensor
+
+
 def _tensors(value: object, name: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from antiphon.services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
 from antiphon.services.engine.adapters.library import AdapterLibrary
+from antiphon.services.engine.backends.offload import make_offload
 from antiphon.services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
 from antiphon.services.engine.backends.triton.autotune.tuning import tune_as_asked
 from antiphon.services.engine.backends.triton.decode_graphs import (
@@ -76,7 +77,7 @@ from antiphon.services.engine.worker.capacity.states import allocate_states, num
 from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, hardware
 from antiphon.services.engine.worker.draft_layer import no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library
+from antiphon.services.engine.worker.extras import check_extras, make_library
 from antiphon.services.engine.worker.interface import UNDER_WAY_MAX
 from antiphon.services.engine.worker.loading.kv_scales import with_kv_scales
 from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config
@@ -104,7 +105,6 @@ class TritonWorker:
         """
         assert ranks.stage is None
         self._device, self._ranks, self._copies = device, ranks, HostCopies(device)
-        check_offload(settings, device)
         config = read_config(model_dir)
         check_extras(settings, config)
         family = find_family(config)
@@ -124,7 +124,13 @@ class TritonWorker:
         operations = TritonOperations(
             context_length(settings, whole), self._dtype, ranks.shard, deterministic=deterministic
         )
-        weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
+        self._offload = make_offload(settings, self._description.num_layers, device)
+        weights = load_weights(
+            *(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks),
+            *(() if self._offload is None else (self._offload.take,)),
+        )
+        if self._offload is not None:
+            weights = self._offload.finish(weights)
         self._weights_bytes = weights.nbytes
         like = torch.empty(0, dtype=self._dtype, device=device)
         tune_as_asked(settings, operations.products, largest_step(settings, self._description).num_tokens, like)
@@ -252,6 +258,8 @@ class TritonWorker:
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.
         captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
+        # Copies of weights are not captured either.
+        captures = captures and self._offload is None
         reach = Reach(settings.execution.max_seq_len_to_capture, bounds.context)
         backend = Backend(
             description=d,

@@ -5,7 +5,7 @@ more memory than the model itself. Raises a `ServiceError` that names the tensor
 config. Called by the torch worker and the Triton worker at start-up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,10 +66,12 @@ def load_weights(
     operations: Operations = TORCH_OPERATIONS,
     form: WeightForm = PLAIN_WEIGHTS,
     ranks: Communicator = ALONE_RANK,
+    loaded: Callable[[int, LayerWeights], None] = lambda index, layer: None,
 ) -> DecoderWeights:
     """Returns the decoder's weights on the device, in the forms that the operations use.
 
-    `description` and `layout` are those of the whole model. The result is the part given by `ranks.shard`.
+    `description` and `layout` are those of the whole model. The result is the part given by `ranks.shard`. `loaded` is
+    called with each layer when it is on the device.
     """
     with ParameterReader(model_dir, description, layout, dtype, device, form, ranks.shard) as reader:
         description = local_description(description, ranks.shard)
@@ -77,7 +79,7 @@ def load_weights(
         embedding = reader.tensor("embedding")
         weights = DecoderWeights(
             embedding=embedding,
-            layers=tuple(_layer(loader, description, index) for index in range(description.num_layers)),
+            layers=tuple(_loaded(loader, description, index, loaded) for index in range(description.num_layers)),
             final_norm=loader.norm("final_norm"),
             head=_head(embedding, loader, description),
             positions=reader.owned("positions") if reader.has("positions") else None,
@@ -96,6 +98,14 @@ def load_layer(
 ) -> LayerWeights:
     """Returns the weights of one layer on the CPU. The reader must have at least the layer's parameters."""
     return _layer(_Loader(reader, description, dtype, torch.device("cpu"), operations, ALONE_RANK), description, index)
+
+
+def _loaded(
+    loader: "_Loader", description: DecoderDescription, index: int, loaded: Callable[[int, LayerWeights], None]
+) -> LayerWeights:
+    layer = _layer(loader, description, index)
+    loaded(index, layer)
+    return layer
 
 
 class _Loader:

@@ -29,6 +29,7 @@ from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED
 from antiphon.services.engine.backends.triton.kernels.scores import multiply
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 
+_ROWS_OF_WIDE_GROUPS = 64
 PACKED_KINDS = ("int8", "int4", "fp8")
 """Kinds of quantized weights that the kernel reads; the others round rows too."""
 
@@ -233,6 +234,10 @@ def multiply_pairs(
         )  # fmt: skip
         return
     groups = weights.scales.shape[1] if weights.like.group_size else 1
+    if weights.like.group_size and rows > _ROWS_OF_WIDE_GROUPS and not INTERPRETED:
+        # The sums of a group take registers beside those of all columns.
+        shared["WIDE"] = wide // 2
+        grid = ceil_div(width, wide // 2), len(owners)
     launch(
         _packed_kernel, grid,
         x, weights.values, weights.scales, weights.zeros, weights.like.levels, biases, shares, out, pairs, owners,
