@@ -104,7 +104,10 @@ class CacheSettings(Settings, group="engine: memory"):
         rule=NOT_NEGATIVE,
     )
     cpu_offload_gb: float = flag(
-        0.0, "weights in host memory, GiB (on a CPU they all are; not supported on other devices)", rule=NOT_NEGATIVE
+        0.0,
+        "weights in host memory, GiB (on a CPU they all are; on a GPU, with Triton kernels, layers are copied ahead of "
+        "their turn)",
+        rule=NOT_NEGATIVE,
     )
 
 

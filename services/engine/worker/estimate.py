@@ -155,7 +155,10 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         weights = _prepared_bytes(model_dir, dtype, layout, bits) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
     reach = Reach(settings.execution.max_seq_len_to_capture, context)
+    if backend == "gpu":
+        weights -= _offloaded_bytes(settings, d, weights, dtype)
     captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
+    captures = captures and not settings.cache.cpu_offload_gb
     cached = padded_heads(d) if backend == "cpp" else d
     cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
     return Needs(
@@ -175,6 +178,13 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         paging=paging_of(settings, d),
         step_tokens=sequence_tokens(settings, on_cpu=backend != "gpu"),
     )
+
+
+def _offloaded_bytes(settings: EngineSettings, d: DecoderDescription, weights: int, dtype: torch.dtype) -> int:
+    """Returns by how much weights in the host's memory make those on a GPU smaller: at most by all but two layers."""
+    ends = (1 if d.tied_embeddings else 2) * d.vocab_size * d.hidden_size * dtype.itemsize
+    movable = max(0, weights - ends) * max(0, d.num_layers - 2) // d.num_layers
+    return min(int(settings.cache.cpu_offload_gb * 2**30), movable)
 
 
 def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> int:
