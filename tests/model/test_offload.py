@@ -13,6 +13,7 @@ from antiphon.services.engine.backends.offload import Offload
 from antiphon.services.engine.backends.triton import worker as triton
 from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
+from antiphon.services.engine.worker.loading.tensors import tensors_of
 from antiphon.shared.config import EngineSettings
 from tests.model.harness import Engine, Models, greedy, make_kernel_worker, make_prompt
 from tests.models import make_model
@@ -67,7 +68,7 @@ def test_layers_are_copied_before_they_compute_and_tokens_stay_the_same(
     copies, made = LateCopies(), list[Offload]()
 
     def make(settings: EngineSettings, num_layers: int, device: torch.device) -> Offload:
-        size = sum(tensor.nbytes for tensor in module.tensors_of(plain._model._weights.layers[0]))
+        size = sum(tensor.nbytes for _, tensor in tensors_of(plain._model._weights.layers[0]))
         made.append(Offload(int(0.95 * layers_saved * size), num_layers, device, copies))
         return made[0]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -118,9 +119,16 @@ def architecture_of(kind: str) -> str:
 
 
 def _values(test: Any, names: str) -> list[Any]:
-    """Returns the values with which a test is parametrised for these names."""
+    """Returns the values with which a test is parametrised for these names, the slow ones too."""
     for mark in test.pytestmark:
         given = mark.args[0] if mark.name == "parametrize" else ()
         if names == (given if isinstance(given, str) else ",".join(given)):
-            return list(mark.args[1])
+            return [_plain(one) for one in mark.args[1]]
     raise ValueError(f"{test.__name__} is not parametrised by {names}: say in {__name__} what it compares")
+
+
+def _plain(one: Any) -> Any:
+    """Returns what `pytest.param` was given: its only value, or a tuple of several."""
+    if not isinstance(one, type(pytest.param())):
+        return one
+    return one.values[0] if len(one.values) == 1 else one.values

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.backends.torch.weight_memory import tensors_of
 from antiphon.services.engine.models.decoder import Block, DecoderWeights
 from antiphon.services.engine.models.layers.attention import StepInputs
 from antiphon.services.engine.worker.extras import check_offload
+from antiphon.services.engine.worker.loading.tensors import tensors_of
 from antiphon.shared.config import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Offload:
         self._copies.begin(turn % PLACES, self._places[turn % PLACES][: source.nbytes], source)
 
     def _large(self, weights: object) -> list[Tensor]:
-        found = {tensor.data_ptr(): tensor for tensor in tensors_of(weights) if tensor.nbytes >= _SMALL_BYTES}
+        found = {tensor.data_ptr(): tensor for _, tensor in tensors_of(weights) if tensor.nbytes >= _SMALL_BYTES}
         return [tensor for tensor in found.values() if tensor.device == self._device and tensor.is_contiguous()]
 
     def _move(self, layer: int, tensors: list[Tensor], size: int) -> None:

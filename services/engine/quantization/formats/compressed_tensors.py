@@ -28,7 +28,7 @@ _BYTE_BITS = 8
 _OPTIONAL = ("weight_zero_point", "weight_g_idx", "weight_shape")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedTensors:
     """A `PreparedMethod`."""
 
@@ -46,7 +46,9 @@ class CompressedTensors:
         """Returns the method that a `quantization_config` describes. Raises ValueError for unsupported values."""
         groups = list(settings["config_groups"].values())
         if not groups and settings.get("kv_cache_scheme"):
-            return CompressedTensors(_BYTE_BITS, rows_in_8_bits=False)  # Plain weights, and scales of the KV cache.
+            return CompressedTensors(
+                bits=_BYTE_BITS, rows_in_8_bits=False
+            )  # Plain weights, and scales of the KV cache.
         found = [CompressedTensors._of_group(group) for group in groups]
         if not found or any(method != found[0] for method in found):
             raise ValueError("config_groups must have one group, or groups with the same scheme")
@@ -64,11 +66,13 @@ class CompressedTensors:
             block = weights.get("block_structure") if weights.get("strategy") == "block" else None
             sizes = None if block is None else (int(block[0]), int(block[1]))
             in_8_bits = rows.get("type") == "float" and rows.get("num_bits") == _BYTE_BITS
-            return CompressedTensors(bits, False, block=sizes, rows_in_fp8=in_8_bits)
+            return CompressedTensors(bits=bits, rows_in_8_bits=False, block=sizes, rows_in_fp8=in_8_bits)
         whole = bool(rows) and rows.get("type", "int") == "int" and rows.get("num_bits") == _BYTE_BITS
         if rows and not whole:
             raise ValueError("input_activations that are not whole numbers of 8 bits")
-        return CompressedTensors(bits, whole, max(0, int(weights.get("group_size") or 0)))
+        return CompressedTensors(
+            bits=bits, rows_in_8_bits=whole, group_size=max(0, int(weights.get("group_size") or 0))
+        )
 
     def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
         """See `PreparedMethod`."""
@@ -140,4 +144,4 @@ class CompressedTensors:
 
 def smoothquant() -> CompressedTensors:
     """Returns the method of the file `SMOOTHQUANT_FILE`: int-quantized, with activations in 8 bits."""
-    return CompressedTensors(_BYTE_BITS, rows_in_8_bits=True)
+    return CompressedTensors(bits=_BYTE_BITS, rows_in_8_bits=True)

@@ -41,7 +41,7 @@ Kind = Literal["plain", "quantized"]
 Compute = Callable[[Tensor, Any, Tensor | None, Tensor | None], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """One way to compute a product: `compute(x, weight, bias, residual)`, which may overwrite the residual.
 
@@ -71,14 +71,14 @@ def _library(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 
 FORMS: dict[Kind, tuple[Form, ...]] = {
     "plain": (
-        Form("skinny", _skinny, ROWS_MAX, ROWS_MAX),
-        Form("library", _library),
-        Form("fixed", fixed_linear, tried_max=0),
+        Form(name="skinny", compute=_skinny, rows_max=ROWS_MAX, tried_max=ROWS_MAX),
+        Form(name="library", compute=_library),
+        Form(name="fixed", compute=fixed_linear, tried_max=0),
     ),
     "quantized": (
-        Form("tiles", tiles_linear, tried_max=_TILES_ROWS_MAX),
-        Form("library", library_linear),
-        Form("scaled", scaled_linear, in_fp8=True),
+        Form(name="tiles", compute=tiles_linear, tried_max=_TILES_ROWS_MAX),
+        Form(name="library", compute=library_linear),
+        Form(name="scaled", compute=scaled_linear, in_fp8=True),
     ),
 }
 

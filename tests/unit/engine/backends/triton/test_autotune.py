@@ -126,7 +126,7 @@ def test_a_form_that_fails_or_is_wrong_is_left_out_with_a_warning(
     def lacks(x: Tensor, weight: Tensor, *_: object) -> Tensor:
         return reference(x, weight).fill_(float("nan"))
 
-    added = (Form("fails", fails), Form("doubles", doubles), Form("lacks", lacks))
+    added = tuple(Form(name=each.__name__, compute=each) for each in (fails, doubles, lacks))
     monkeypatch.setitem(forms.FORMS, "plain", (*added, *FORMS["plain"]))
     products, choice = plain_products()
     clock = Clock(lambda name, _: 1.0 if name == "library" else 0.1 if name != "skinny" else 2.0)
