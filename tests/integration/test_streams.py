@@ -318,9 +318,13 @@ async def test_the_body_of_an_abandoned_stream_is_freed_at_once(nats_connect, na
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[list[Any]]:
-    """Collects nothing in the block. Then the list has what only the collector could free: streams and exceptions."""
+    """Collects nothing in the block. Then the list has what only the collector could free: streams and exceptions.
+
+    Of what was made in the block: earlier tests leave tasks to the collector too, at any time later.
+    """
     found: list[Any] = []
     gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield found
@@ -331,6 +335,10 @@ def uncollected() -> Iterator[list[Any]]:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+        gc.unfreeze()
+        gc.collect()
+        # As at the start of the tests (`tests/conftest.py`).
+        gc.freeze()
 
 
 async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_server, subjects):
