@@ -176,6 +176,14 @@ def measure(check: Check, models: list[str], work: Path) -> None:
     for name in there:
         check.part(f"{name}: transformers", "bench.gpu.peer", str(work / name), limit_s=90)
     for name in there[:1]:
+        check.part(
+            f"{name}: engine, deterministic",
+            "bench.gpu.engine",
+            str(work / name),
+            "--deterministic",
+            *rates,
+            limit_s=90,
+        )
         for method in ("fp8", "ifq"):
             given = str(work / name), "--quantization", method, *rates
             check.part(f"{name}: engine, {method}", "bench.gpu.engine", *given, limit_s=120)

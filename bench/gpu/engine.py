@@ -3,6 +3,10 @@
 Decode at several batch sizes, greedy and with top-p; a short prompt that joins a batch; a long prefill.
 
     python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--quantization ifq|fp8] [--batches 1 8 64 256]
+                               [--deterministic]
+
+The result also has the times of the forms that products have (`backends/triton/autotune`). With `--deterministic`, whether
+a sequence has the same bits alone and in a batch comes first.
 
 The floor of a decode step is the time to read keys and values once at the copy bandwidth, and of the products with the
 weights: to read the weights as they are stored, or to multiply at the GEMM rate, whichever takes longer. The floor of a
@@ -21,15 +25,18 @@ import torch
 
 from antiphon.services.engine.backends.load import load_worker
 from antiphon.services.engine.backends.torch.worker import TorchWorker
+from antiphon.services.engine.backends.triton.autotune.kept import Kept, measured_with
 from antiphon.services.engine.backends.triton.worker import TritonWorker
+from antiphon.services.engine.canary.measure import check_deterministic
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.services.engine.engine import Engine
+from antiphon.services.engine.executor import Executor
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.steps.loop import StepReport
 from antiphon.services.engine.worker.interface import ModelWorker
 from antiphon.services.engine.worker.loading.model_files import describe_model
-from antiphon.shared.config import EngineSettings
+from antiphon.shared.config import EngineSettings, SettingsError
 from antiphon.shared.parameters.sampling import SamplingParams
 
 DECODE_STEPS = 64
@@ -99,6 +106,15 @@ def prefill_ms(runner: Runner) -> float:
     return 1e3 * min(sum(s for _, s in runner.run(1, PREFILL, 1, PREFILL, seed)) for seed in range(3))
 
 
+def depends_on_the_batch(worker: ModelWorker, max_num_seqs: int) -> str:
+    """Returns how the bits of a sequence differ alone and in a batch; empty if they do not."""
+    try:
+        check_deterministic(Executor(worker), CoreLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=PREFILL))
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
 def parameters(d: DecoderDescription) -> int:
     """Returns the number of weights that a step multiplies with: all matrices except the embedding."""
     layer = d.hidden_size * (2 * d.q_size + 2 * d.kv_size + 3 * d.intermediate_size)
@@ -124,6 +140,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--quantization", default="")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--copy-tb-s", type=float, default=4.3)
@@ -134,6 +151,7 @@ def main() -> None:
         device="cuda",
         cuda_backend=options.backend,
         quantization=options.quantization,
+        deterministic=options.deterministic,
         max_num_seqs=max(options.batches),
         max_num_batched_tokens=PREFILL,
         max_model_len=PREFILL + 64,
@@ -145,6 +163,10 @@ def main() -> None:
     description, runner = describe_model(options.model), Runner(worker, max(options.batches))
     found["num_blocks"] = worker.facts().num_blocks
     assert isinstance(worker, (TritonWorker, TorchWorker))
+    if options.deterministic:
+        found["depends on the batch"] = depends_on_the_batch(worker, max(options.batches))
+    else:
+        found["forms of products, ms"] = Kept("", measured_with(torch.device("cuda"))).read()
     # Of the embedding a step reads only a row for each token; a tied one is also the head.
     embedding = 0 if description.tied_embeddings else 2 * description.vocab_size * description.hidden_size
     read_bytes = worker.memory.weights_bytes - embedding
