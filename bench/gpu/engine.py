@@ -5,8 +5,8 @@ Decode at several batch sizes, greedy and with top-p; a short prompt that joins 
     python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--quantization ifq|fp8] [--batches 1 8 64 256]
                                [--deterministic]
 
-The result also has the times of the forms that products have (`backends/triton/autotune`). With `--deterministic`, whether
-a sequence has the same bits alone and in a batch comes first.
+The result also has the times of the forms that products have (`backends/triton/autotune`). With `--deterministic` it
+says whether a sequence has the same bits alone and in a batch.
 
 The floor of a decode step is the time to read keys and values once at the copy bandwidth, and of the products with the
 weights: to read the weights as they are stored, or to multiply at the GEMM rate, whichever takes longer. The floor of a
