@@ -106,13 +106,15 @@ def prefill_ms(runner: Runner) -> float:
     return 1e3 * min(sum(s for _, s in runner.run(1, PREFILL, 1, PREFILL, seed)) for seed in range(3))
 
 
-def depends_on_the_batch(worker: ModelWorker, max_num_seqs: int) -> str:
-    """Returns how the bits of a sequence differ alone and in a batch; empty if they do not."""
+def of_kernels(worker: ModelWorker, max_num_seqs: int, *, deterministic: bool) -> dict[str, object]:
+    """Returns how the bits of a sequence differ alone and in a batch, or the times of the forms of products."""
+    if not deterministic:
+        return {"forms of products, ms": Kept("", measured_with(torch.device("cuda"))).read()}
     try:
         check_deterministic(Executor(worker), CoreLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=PREFILL))
     except SettingsError as error:
-        return str(error)
-    return ""
+        return {"wrong": str(error)}
+    return {"same bits alone and in a batch": True}
 
 
 def parameters(d: DecoderDescription) -> int:
@@ -163,10 +165,7 @@ def main() -> None:
     description, runner = describe_model(options.model), Runner(worker, max(options.batches))
     found["num_blocks"] = worker.facts().num_blocks
     assert isinstance(worker, (TritonWorker, TorchWorker))
-    if options.deterministic:
-        found["depends on the batch"] = depends_on_the_batch(worker, max(options.batches))
-    else:
-        found["forms of products, ms"] = Kept("", measured_with(torch.device("cuda"))).read()
+    found |= of_kernels(worker, max(options.batches), deterministic=options.deterministic)
     # Of the embedding a step reads only a row for each token; a tied one is also the head.
     embedding = 0 if description.tied_embeddings else 2 * description.vocab_size * description.hidden_size
     read_bytes = worker.memory.weights_bytes - embedding
