@@ -79,14 +79,17 @@ def tune(products: Products, rows_max: int, like: Tensor, wanted: Asked, kept: K
         for name, product in products.found.items():
             times = known.setdefault(name, {})
             for rows in numbers:
-                if rows not in times:
-                    times[rows] = _measured(name, product, rows, like, timer)
-            product.choice.choose(numbers, [_fastest(product, rows, times[rows]) for rows in numbers])
+                if rows not in times and (found := _measured(name, product, rows, like, timer)):
+                    times[rows] = found
+            product.choice.choose(numbers, [_fastest(product, rows, times.get(rows, {})) for rows in numbers])
         new = _count(known) - before
         if kept is not None and new:
             kept.write(known)
         logger.info(_table(products, numbers, new))
     products.found.clear()
+    if like.device.type == "cuda":
+        # What was measured with is the KV cache's now.
+        torch.cuda.empty_cache()
 
 
 def _count(measured: Measured) -> int:
@@ -94,12 +97,19 @@ def _count(measured: Measured) -> int:
 
 
 def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer) -> Times:
-    """Returns the times of the forms for a number of rows. One that is alone is not measured."""
+    """Returns the times of the forms for a number of rows; none if there is no memory for measuring them.
+
+    A form that is alone is not measured.
+    """
     forms = product.choice.candidates(rows)
     if len(forms) == 1:
         return {forms[0].name: 0.0}
-    x = rows_like(product.weights[0], rows, like)
-    expected = {way: reference(x, product.weights[0], in_fp8=way) for way in {form.in_fp8 for form in forms}}
+    try:
+        x = rows_like(product.weights[0], rows, like)
+        expected = {way: reference(x, product.weights[0], in_fp8=way) for way in {form.in_fp8 for form in forms}}
+    except torch.cuda.OutOfMemoryError:
+        logger.warning("%s, %d rows: no memory is left to measure with, so the usual form computes them", name, rows)
+        return {}
     return {form.name: _time(name, form, product, x, expected[form.in_fp8], timer) for form in forms}
 
 

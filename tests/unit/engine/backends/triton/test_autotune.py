@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.autotune import forms
+from antiphon.services.engine.backends.triton.autotune import forms, tuning
 from antiphon.services.engine.backends.triton.autotune.forms import FORMS, Choice, Form, Products
 from antiphon.services.engine.backends.triton.autotune.kept import Kept
 from antiphon.services.engine.backends.triton.autotune.measuring import Timer, check, reference, rows_like, timer_of
@@ -136,6 +136,23 @@ def test_a_form_that_fails_or_is_wrong_is_left_out_with_a_warning(
     assert "float32 24 x 40, 1 rows: fails is left out: no kernel image is available" in caplog.text
     assert "doubles is left out: its relative error is 1" in caplog.text
     assert "lacks is left out: its relative error is nan" in caplog.text
+
+
+def test_without_memory_to_measure_with_the_usual_form_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(x: Tensor, *_: object, **__: object) -> Tensor:
+        if len(x) > 4:
+            raise torch.cuda.OutOfMemoryError
+        return reference(x, weight)
+
+    weight = draw(24, 40)
+    monkeypatch.setattr(tuning, "reference", full)
+    products, choice = plain_products(weight)
+    tune(products, 16, LIKE, MEASURE, Kept(str(tmp_path), "one"), skinny_up_to(2))
+    assert names(choice, (1, 2, 4, 8, 16)) == ["skinny", "skinny", "library", "skinny", "library"]
+    assert "8 rows: no memory is left to measure with" in caplog.text
+    assert set(Kept(str(tmp_path), "one").read()["float32 24 x 40"]) == {1, 2, 4}, "it is measured at the next start"
 
 
 def test_weights_of_one_shape_have_one_choice_and_are_used_in_turn() -> None:
