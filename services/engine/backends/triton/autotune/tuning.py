@@ -77,9 +77,9 @@ def tune(products: Products, rows_max: int, like: Tensor, wanted: Asked, kept: K
         known: Measured = {} if kept is None or wanted.anew else kept.read()
         numbers, before = row_numbers(rows_max), _count(known)
         for name, product in products.found.items():
-            times = known.setdefault(name, {})
+            times, told = known.setdefault(name, {}), set[str]()
             for rows in numbers:
-                if rows not in times and (found := _measured(name, product, rows, like, timer)):
+                if rows not in times and (found := _measured(name, product, rows, like, timer, told)):
                     times[rows] = found
             product.choice.choose(numbers, [_fastest(product, rows, times.get(rows, {})) for rows in numbers])
         new = _count(known) - before
@@ -96,10 +96,10 @@ def _count(measured: Measured) -> int:
     return sum(map(len, measured.values()))
 
 
-def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer) -> Times:
+def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer, told: set[str]) -> Times:
     """Returns the times of the forms for a number of rows; none if there is no memory for measuring them.
 
-    A form that is alone is not measured.
+    A form that is alone is not measured. `told`: forms of which a warning has said that they are left out.
     """
     forms = product.choice.candidates(rows)
     if len(forms) == 1:
@@ -110,15 +110,19 @@ def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer
     except torch.cuda.OutOfMemoryError:
         logger.warning("%s, %d rows: no memory is left to measure with, so the usual form computes them", name, rows)
         return {}
-    return {form.name: _time(name, form, product, x, expected[form.in_fp8], timer) for form in forms}
+    return {form.name: _time(name, form, product, x, expected[form.in_fp8], timer, told) for form in forms}
 
 
-def _time(name: str, form: Form, product: Product, x: Tensor, expected: Tensor, timer: Timer) -> float | None:
+def _time(
+    name: str, form: Form, product: Product, x: Tensor, expected: Tensor, timer: Timer, told: set[str]
+) -> float | None:
     try:
         check(form, x, product.weights[0], expected)
         return milliseconds(form, x, product.weights, timer)
     except Exception as error:  # a candidate is somebody else's code as well: whatever it raises, it is left out
-        logger.warning("%s, %d rows: %s is left out: %s", name, len(x), form.name, error or type(error).__name__)
+        level = logging.DEBUG if form.name in told else logging.WARNING
+        told.add(form.name)
+        logger.log(level, "%s, %d rows: %s is left out: %s", name, len(x), form.name, error or type(error).__name__)
         return None
 
 

@@ -134,6 +134,7 @@ def test_a_form_that_fails_or_is_wrong_is_left_out_with_a_warning(
     assert set(names(choice, range(1, 17))) == {"library"}
     assert {name for name, _ in clock.asked} == {"skinny", "library"}
     assert "float32 24 x 40, 1 rows: fails is left out: no kernel image is available" in caplog.text
+    assert caplog.text.count("fails is left out") == 1, "one warning for all numbers of rows"
     assert "doubles is left out: its relative error is 1" in caplog.text
     assert "lacks is left out: its relative error is nan" in caplog.text
 
