@@ -38,15 +38,11 @@ class Copies(Protocol):
     """Copies weights to the places and keeps copies and layers from overtaking each other."""
 
     def begin(self, place: int, to: Tensor, source: Tensor) -> None:
-        """Begins a copy after what was `left` in the place."""
+        """Begins a copy, which waits for the operations so far: they may read what is in the place."""
         ...
 
     def wait(self, place: int) -> None:
         """Has the next operations wait for the last copy to a place."""
-        ...
-
-    def left(self, place: int) -> None:
-        """Says that the operations so far are the last ones that read what is in a place."""
         ...
 
 
@@ -56,11 +52,10 @@ class DeviceCopies:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._copied = [torch.cuda.Event() for _ in range(PLACES)]
-        self._read = [torch.cuda.Event() for _ in range(PLACES)]
 
     def begin(self, place: int, to: Tensor, source: Tensor) -> None:
         """See `Copies`."""
-        self._stream.wait_event(self._read[place])
+        self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             to.copy_(source, non_blocking=True)
             self._copied[place].record()
@@ -68,10 +63,6 @@ class DeviceCopies:
     def wait(self, place: int) -> None:
         """See `Copies`."""
         torch.cuda.current_stream().wait_event(self._copied[place])
-
-    def left(self, place: int) -> None:
-        """See `Copies`."""
-        self._read[place].record()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +77,14 @@ class _Moved:
 class Offload:
     """The layers in the host's memory, and the places on the device.
 
-    `nbytes`: by how much the weights on the device become smaller, at most by all but two of the layers.
+    `nbytes`: by how much the weights on the device become smaller, at most by all but three of the layers: the first
+    one stays, with which forms of products are compared (`autotune`).
     """
 
     def __init__(self, nbytes: int, num_layers: int, device: torch.device, copies: Copies) -> None:
         self._nbytes, self._num_layers, self._device, self._copies = nbytes, num_layers, device, copies
-        self._num_moved = 0
+        self._largest = 0
+        """Bytes of the largest layer so far."""
         self._moved: list[_Moved] = []
         self._places: list[Tensor] = []
         self._turn: dict[int, int] = {}
@@ -108,11 +101,11 @@ class Offload:
             return
         tensors = self._large(weights)
         size = sum(map(_room, tensors))
-        if layer == 0 and size:
-            self._num_moved = min(self._num_layers, -(-self._nbytes // size) + PLACES)
-        if (layer + 1) * self._num_moved // self._num_layers == layer * self._num_moved // self._num_layers:
-            return
-        self._move(layer, tensors, size)
+        self._largest = max(self._largest, size)
+        moved, wanted = sum(each.source.nbytes for each in self._moved), self._nbytes + PLACES * self._largest
+        # Spread over the layers, so that others compute while weights are copied.
+        if size and moved * (self._num_layers - 1) < wanted * layer:
+            self._move(layer, tensors, size)
 
     def finish(self, weights: DecoderWeights) -> DecoderWeights:
         """Begins the copies for the first step, when all layers are loaded. Returns the weights with what brings them.
@@ -140,10 +133,8 @@ class Offload:
 
     def leave(self, turn: int) -> None:
         """Begins the copy of the next layer that has the place of this one, when this one has computed."""
-        place = turn % PLACES
-        self._copies.left(place)
         following = turn + PLACES
-        self._begin(following if following < len(self._moved) else place)
+        self._begin(following if following < len(self._moved) else turn % PLACES)
 
     def _begin(self, turn: int) -> None:
         source = self._moved[turn].source

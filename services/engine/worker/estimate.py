@@ -181,9 +181,9 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
 
 
 def _offloaded_bytes(settings: EngineSettings, d: DecoderDescription, weights: int, dtype: torch.dtype) -> int:
-    """Returns by how much weights in the host's memory make those on a GPU smaller: at most by all but two layers."""
+    """Returns by how much weights in the host's memory make those on a GPU smaller: at most by all but three layers."""
     ends = (1 if d.tied_embeddings else 2) * d.vocab_size * d.hidden_size * dtype.itemsize
-    movable = max(0, weights - ends) * max(0, d.num_layers - 2) // d.num_layers
+    movable = max(0, weights - ends) * max(0, d.num_layers - 3) // d.num_layers
     return min(int(settings.cache.cpu_offload_gb * 2**30), movable)
 
 

@@ -129,11 +129,11 @@ class TritonWorker:
             *(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks),
             *(() if self._offload is None else (self._offload.take,)),
         )
+        like = torch.empty(0, dtype=self._dtype, device=device)
+        tune_as_asked(settings, operations.products, largest_step(settings, self._description).num_tokens, like)
         if self._offload is not None:
             weights = self._offload.finish(weights)
         self._weights_bytes = weights.nbytes
-        like = torch.empty(0, dtype=self._dtype, device=device)
-        tune_as_asked(settings, operations.products, largest_step(settings, self._description).num_tokens, like)
         self._slots: DeviceAdapters | None = None
         if settings.adapters.enable_lora:
             assert ranks.shard.size == 1, "adapters are not divided among ranks"
