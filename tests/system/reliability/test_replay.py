@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon import cli
-from tests.system.served import Answer, Served, fetch, serve_tiny, until_the_end, wait_until
+from tests.system.served import Answer, Served, fetch, is_too_busy, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 ENGINES = ("engine-1", "engine-2")
@@ -65,8 +65,13 @@ def test_a_recorded_request_runs_again_bit_for_bit(
     name = complete(served, **fields)["id"]
     capsys.readouterr()
     for engine in ENGINES:
-        assert antiphon(served, "replay", name, "--engine", engine) == 0, capsys.readouterr().out
-        assert capsys.readouterr().out.splitlines()[0].endswith(f" is equal on {engine}")
+        for _ in range(3):
+            code, told = antiphon(served, "replay", name, "--engine", engine), capsys.readouterr()
+            # On a machine that is too busy an engine may count as lost at the moment.
+            if code == 0 or not is_too_busy(served):
+                break
+        assert code == 0, told
+        assert told.out.splitlines()[0].endswith(f" is equal on {engine}")
 
 
 def test_a_chat_runs_again_with_the_end_tokens_of_its_template(served: Served) -> None:
