@@ -69,7 +69,6 @@ class DeviceCopies:
 class _Moved:
     """A layer in the host's memory: its bytes, and its tensors with their places in them."""
 
-    layer: int
     source: Tensor
     tensors: tuple[tuple[Tensor, int], ...]
 
@@ -153,7 +152,7 @@ class Offload:
             start += _room(tensor)
         turn = len(self._moved)
         self._turn[layer] = turn
-        self._moved.append(_Moved(layer, source, tuple(zip(tensors, starts, strict=True))))
+        self._moved.append(_Moved(source, tuple(zip(tensors, starts, strict=True))))
         if turn < PLACES:
             self._places.append(torch.zeros(size, dtype=torch.uint8, device=self._device))
         elif self._places[turn % PLACES].nbytes < size:

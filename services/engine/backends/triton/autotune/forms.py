@@ -24,7 +24,7 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.quantized import (
     KernelWeight,
-    few_rows,
+    in_tiles,
     library_linear,
     scaled_linear,
     tiles_linear,
@@ -123,8 +123,7 @@ def usual_plain(rows: int) -> str:
 
 def usual_quantized(weight: KernelWeight) -> Callable[[int], str]:
     """Returns what names the usual form of a product with weights like this one."""
-    limit = None if weight.kind == "int8_dynamic" else few_rows(weight)
-    return lambda rows: "tiles" if limit is None or rows <= limit else "library"
+    return lambda rows: "tiles" if in_tiles(rows, weight) else "library"
 
 
 @dataclass(frozen=True, slots=True)

@@ -378,8 +378,7 @@ def quantized_linear(
     x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
     """Returns y, see the module, by the form for its number of rows. All tensors are contiguous."""
-    product = tiles_linear if x.shape[0] <= few_rows(weight) or weight.kind == "int8_dynamic" else library_linear
-    return product(x, weight, bias, residual)
+    return (tiles_linear if in_tiles(x.shape[0], weight) else library_linear)(x, weight, bias, residual)
 
 
 def tiles_linear(x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -458,6 +457,11 @@ def _columns_of(x: Tensor, weight: KernelWeight, residual: Tensor | None) -> Ten
     assert x.is_contiguous(), x.stride()
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     return x if weight.order is None else order_rows(x, weight.order)
+
+
+def in_tiles(rows: int, weight: KernelWeight) -> bool:
+    """Whether the rule has the kernel compute a number of rows, not the library."""
+    return weight.kind == "int8_dynamic" or rows <= few_rows(weight)
 
 
 def few_rows(weight: KernelWeight) -> int:

@@ -7,7 +7,7 @@ import { useEffect, useState } from "../vendor/preact.js";
 import * as database from "./database.js";
 import { newId, newestLeaf, subtree, titleOf } from "./tree.js";
 
-const SAVE_MS = 500, DRAW_MS = 60;
+const SAVE_MS = 500, DRAW_MS = 100;
 const OPENED = "antiphon-open-conversation";
 // here: the ids of the answers that run in this tab.
 export const state = { conversations: new Map(), here: new Set(), isReady: false, problem: "" };
