@@ -47,7 +47,7 @@ test: install  ## the tests that need no Docker, without the slow ones (ARGS="-k
 	@# Compiled modules are kept, also where that is switched off: the tests start a thousand processes.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --spec-report=$(SPEC_REPORT) $(ARGS)
 
-slow-test: install  ## the tests marked as slow, half an hour; their result is kept in docs/contributing/slow_tests.json
+slow-test: install  ## the tests marked as slow, about twenty minutes; their result is kept in docs/contributing/slow_tests.json
 	@$(BIN)/python -m antiphon.services.engine.backends.cpu >/dev/null
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto -m slow --spec-report=$(SLOW_SPEC_REPORT) $(ARGS)
 	$(BIN)/python -m infra.checks.spec_coverage --keep-slow $(SLOW_SPEC_REPORT)
