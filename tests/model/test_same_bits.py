@@ -2,15 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from antiphon.services.engine.core.plan import CoreLimits
-from antiphon.services.engine.worker.capacity.graphs import Reach
 from antiphon.shared.flags import SettingsError
 from tests.model.harness import Engine, Models, make_kernel_worker, make_prompt
-from tests.model.looped import run
-from tests.model.recomputed import Recomputed
 from tests.support.kernels_on_gpu import COMPILED
 from tests.support.slow import slow_but
 
@@ -42,18 +38,6 @@ def test_a_sequence_has_the_same_bits_however_it_is_computed(variant: str, model
     num_tokens = sum(plan.num_tokens for plan in chunked.plans)
     assert same(chunked.log_probabilities(prompts, 3), alone)
     assert sum(plan.num_tokens for plan in chunked.plans) < 2 * num_tokens, "nothing was found in the prefix cache"
-
-
-@pytest.mark.parametrize("variant", slow_but(["qwen3"], ["qwen3", "mistral with a window", "qwen3_5"]))
-def test_captured_graphs_have_a_tile_for_each_sequence(variant: str, models: Models) -> None:
-    requests = [(make_prompt(length), {"temperature": 0.0}) for length in (5, 3)]
-    worker = make_kernel_worker(models(variant), max_num_seqs=3, block_size=16, deterministic=True)
-    plain, recomputed = run(worker, requests, 4), Recomputed()
-    with torch.inference_mode():
-        worker._graphs = worker._capture(Reach(8, worker.facts().max_model_len), 0, recomputed)
-        captured = run(worker, requests, 4)
-    assert captured.tokens == plain.tokens
-    assert recomputed.num_captured == 3
 
 
 def test_what_has_no_such_form_says_why(models: Models) -> None:

@@ -9,12 +9,11 @@ from antiphon.services.engine.adapters.delta import LoadedAdapter
 from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.core.request import SequenceSpec
-from antiphon.services.engine.worker.capacity.graphs import Reach
 from antiphon.shared.blocks import adapter_salt
 from antiphon.shared.flags import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import Engine, Models, greedy, make_prompt
-from tests.model.recomputed import Recomputed
+from tests.model.recomputed import Recomputed, graphs_of
 from tests.models import greedy_reference
 from tests.support.slow import slow_but
 
@@ -117,13 +116,17 @@ def test_steps_with_and_without_adapters_run_in_graphs_of_their_own(models: Mode
     eager = [adapted.generate(mixed), adapted.generate([(prompt, None)])]
     recomputed = Recomputed()
     with torch.inference_mode():
-        worker._graphs = worker._capture(Reach(64, 64), 2, recomputed)
+        worker._graphs = worker._capture(graphs_of(worker, num_tokens=12, num_slots=2), recomputed)
+    # A mixed graph without and with adapters, then the decode graphs without, and those with.
+    decodes = (recomputed.num_captured - 2) // 2
+    plain = {0, *range(2, 2 + decodes)}
     assert adapted.generate(mixed) == eager[0]
-    num_plain = recomputed.num_captured // 2
-    assert min(recomputed.replayed) >= num_plain
+    assert 1 in recomputed.replayed
+    assert not plain & set(recomputed.replayed)
     recomputed.replayed.clear()
     assert adapted.generate([(prompt, None)]) == eager[1]
-    assert max(recomputed.replayed) < num_plain
+    assert 0 in recomputed.replayed
+    assert set(recomputed.replayed) <= plain
     assert len({tuple(tokens) for tokens in eager[0]}) == 3
 
 

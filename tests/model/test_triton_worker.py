@@ -13,14 +13,13 @@ import torch
 
 from antiphon.services.engine.backends.torch.worker import TorchWorker
 from antiphon.services.engine.core.plan import CoreLimits, StepPlan
-from antiphon.services.engine.worker.capacity.graphs import Reach
 from antiphon.services.engine.worker.capacity.profile import largest_step, make_probe
 from antiphon.services.engine.worker.interface import ModelWorker, PipelinedWorker
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.parameters.sampling import BeamParams
 from tests.model.harness import Engine, Models, few_blocks, greedy, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run
-from tests.model.recomputed import Recomputed
+from tests.model.recomputed import Recomputed, graphs_of
 from tests.model.test_lookahead import ask_an_oracle
 from tests.support.slow import slow_but
 
@@ -260,9 +259,10 @@ def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(
     plain = run(worker, requests, 4)
     recomputed = Recomputed()
     with torch.inference_mode():
-        worker._graphs = worker._capture(Reach(8, worker.facts().max_model_len), 0, recomputed)
+        worker._graphs = worker._capture(graphs_of(worker, usual=8), recomputed)
         captured = run(worker, requests, 4)
     assert captured.tokens == plain.tokens
-    # Graphs for 4, 2 and 1 sequences, each used as the three join or end: three take places for four.
-    assert recomputed.num_captured == 3
-    assert set(recomputed.replayed) == {0, 1, 2}
+    # A mixed graph for a token, then decode graphs for 4, 2 and 1 sequences, each used as the three join or end: three
+    # take places for four.
+    assert recomputed.num_captured == 4
+    assert set(recomputed.replayed) == {1, 2, 3}

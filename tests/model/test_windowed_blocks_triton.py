@@ -10,11 +10,10 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
 from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import StepResult
 from antiphon.services.engine.models.kv_groups import freeing_windows
-from antiphon.services.engine.worker.capacity.graphs import Reach
 from antiphon.services.engine.worker.loading.model_files import describe_model
 from antiphon.shared.parameters.sampling import SamplingParams
 from tests.model.harness import Models, make_kernel_worker, make_prompt
-from tests.model.recomputed import Recomputed
+from tests.model.recomputed import Recomputed, graphs_of
 from tests.models import VOCAB_SIZE
 from tests.support.window_plans import Share, WindowPlans
 
@@ -132,6 +131,6 @@ def test_captured_graphs_find_tables_and_slots_of_every_group(models: Models) ->
     (whole, groups), recomputed = make_both(models("gemma2")), Recomputed()
     expected = run_together(whole)
     with torch.inference_mode():
-        groups._graphs = groups._capture(Reach(90, 90), 0, recomputed)
+        groups._graphs = groups._capture(graphs_of(groups), recomputed)
     assert run_together(groups) == expected
-    assert set(recomputed.replayed) == {0, 1}
+    assert set(recomputed.replayed) == {1, 2}

@@ -20,11 +20,11 @@ from antiphon.services.engine.core.paging import Paging
 from antiphon.services.engine.models.config_fields import weight_dtype
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layout import Parameter
-from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, Recurrent
 from antiphon.services.engine.models.registry import find_family, has_family
 from antiphon.services.engine.parallel.shard import Shard, local_description, sharded
 from antiphon.services.engine.quantization.online import online_quantizer
 from antiphon.services.engine.quantization.weight import Quantize, QuantizedWeight
+from antiphon.services.engine.worker.capacity.activations import token_bytes
 from antiphon.services.engine.worker.capacity.budget import (
     cpu_budget,
     device_budget,
@@ -33,7 +33,7 @@ from antiphon.services.engine.worker.capacity.budget import (
     rows_bytes,
 )
 from antiphon.services.engine.worker.capacity.context import context_length, served_description
-from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes
+from antiphon.services.engine.worker.capacity.graphs import graph_bounds, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, padded_heads
 from antiphon.services.engine.worker.capacity.paging import paging_of, sequence_tokens
 from antiphon.services.engine.worker.capacity.profile import (
@@ -154,7 +154,6 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         bits = int(quantization_settings(config).get("bits") or _LEAST_BITS)
         weights = _prepared_bytes(model_dir, dtype, layout, bits) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
-    reach = Reach(settings.execution.max_seq_len_to_capture, context)
     if backend == "gpu":
         weights -= _offloaded_bytes(settings, d, weights, dtype)
     captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
@@ -171,7 +170,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         + snapshot_bytes_per_block(cached, settings.cache.block_size, cache_dtype),
         states_bytes=running_state_bytes(d, settings.scheduler.max_num_seqs),
         step=predict_step(bounds, d, dtype, backend),
-        graphs_bytes=graphs_bytes(d, bounds.num_rows, reach) if captures else 0,
+        graphs_bytes=graphs_bytes(d, graph_bounds(settings, bounds), dtype.itemsize) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
         adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,
@@ -214,7 +213,7 @@ def _without_states(needs: Needs, budget: Budget) -> Budget:
 def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> StepBytes:
     """Returns the bytes of the largest step, which an engine measures (`profile.measure_step`)."""
     size, vocab = dtype.itemsize, d.vocab_size
-    passing = bounds.num_tokens * _token_bytes(d, size, backend)
+    passing = bounds.num_tokens * token_bytes(d, size, in_cpp=backend == "cpp")
     if backend == "gpu":
         sampling = _SAMPLING_BYTES // 2 * vocab * bounds.num_samples
         return StepBytes(passing + sampling + 10 * vocab * bounds.num_reported, bounds.context, 0)
@@ -239,40 +238,6 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
     all_rows = _COUNTING_BYTES + _SAMPLING_BYTES * vocab * few + more + each * probe.unseen_rows
     fixed = passing + drawing + all_rows + probe.reported_bytes
     return StepBytes(fixed, seen, per_token)
-
-
-def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
-    """Returns the bytes of activations for each token of a step. `size`: bytes of an activation."""
-    heads = 2 * d.q_size + 2 * d.kv_size
-    if d.recurrent is not None:
-        mixing = sum(d.recurrent.in_widths) + d.recurrent.channels + _within(d.recurrent)
-        heads = heads + mixing if d.attends_beside else max(heads, mixing)
-    if d.latent is not None:
-        # Latent attention: the queries, the queries multiplied into the latent space, the attention outputs, and their
-        # values.
-        heads += d.num_heads * (d.latent.query_dim + d.latent.value_dim)
-    inner = (2 if d.gated_mlp else 1) * d.intermediate_size
-    streams = d.streams.count * d.hidden_size if d.streams else 0
-    if d.experts is not None:
-        e = d.experts
-        width = e.latent_size or d.hidden_size
-        chosen = e.num_per_token * (2 * width + 3 * e.intermediate_size) + 2 * (
-            e.shared_intermediate_size + e.latent_size
-        )
-        inner = max(chosen, inner if len(e.layers) < d.num_layers else 0)
-    if backend == "cpp":
-        # Sums are kept in 32 bits beside the activations.
-        return size * (8 * d.hidden_size + heads + inner) + (4 - size) * (2 * d.hidden_size + inner) + 4 * streams
-    return size * (4 * d.hidden_size + heads + 3 * inner + 2 * streams)
-
-
-def _within(shape: Recurrent) -> int:
-    """Returns the numbers of a token that products within a mixer read and give."""
-    if isinstance(shape, ChannelSpace):
-        return 2 * shape.channels + shape.step_rank + sum(shape.select_widths)
-    if isinstance(shape, ChannelDelta):
-        return 2 * shape.rank + sum(shape.in_widths[1:])
-    return 0
 
 
 def _weights(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from antiphon.services.engine.backends.triton.graph_sizes import GraphSize
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     DeviceWork,
     Integers,
@@ -38,7 +39,6 @@ from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, splits_of
 from antiphon.services.engine.worker.batch.inputs import state_moves
 from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from antiphon.services.engine.worker.batch.state_table import StateTable
-from antiphon.services.engine.worker.capacity.graphs import Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class HostStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStep:
-    """The arrays of a step on the device. `logit_tokens` is None if every token samples.
+    """The arrays of a step on the device. `logit_tokens` is None if logits of all tokens are computed.
 
     `attention`: the work lists of each layer. `reported_ids`: the prompt tokens whose log probabilities are reported;
     None if there are none.
@@ -84,27 +84,6 @@ class DeviceStep:
     """The tokens with adapters; None if no token of the step has one."""
     states: DeviceMoves | None = None
     """The slots of recurrent states; None in a model without such states."""
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSize:
-    """The size of a captured graph: number of sequences, with one token each, and how long they may be.
-
-    `num_slots`: number of adapter slots that its steps may use; 0 for a graph without products of adapters.
-    """
-
-    num_seqs: int
-    reach: Reach
-    num_slots: int = 0
-
-    @property
-    def max_tiles(self) -> int:
-        """Maximum number of tiles of tokens with adapters (see `triton/lora`)."""
-        return most_tiles(self.num_seqs, self.num_slots) if self.num_slots else 0
-
-    def max_items(self, split_tokens: int) -> int:
-        """Maximum number of key splits of all sequences together, see `Reach`."""
-        return self.reach.max_items(self.num_seqs, split_tokens)
 
 
 def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
@@ -163,7 +142,7 @@ def place(
 
     `tables`: see `send`.
     """
-    count = len(step.ids) if graph is None else graph.num_seqs
+    count = len(step.ids) if graph is None else graph.num_tokens
     missing = count - len(step.ids)
 
     def padded(values: Integers, filling: int) -> Integers:
@@ -180,15 +159,18 @@ def place(
         adapters = put_tiles(row_slots, staging.put, max_tiles)
     attention, group_tables = dict[int, DeviceWork](), tables.unbind()
     for (window, heads), groups in kinds.items():
-        capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
-        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, capacity)
+        room = None if graph is None else graph.room(heads)
+        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, room)
         for group, layers in groups.items():
             attention |= dict.fromkeys(layers, replace(work, tables=group_tables[group]))
-    every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
-    logit_tokens = None if every else staging.put(step.logit_tokens)
-    states = (
-        None if step.states is None else put_moves(step.states, staging.put, 0 if graph is None else graph.num_seqs)
-    )
+    states = None
+    if step.states is not None:
+        sizes = () if graph is None else (graph.num_seqs, 0 if graph.is_decode else graph.num_tokens)
+        states = put_moves(step.states, staging.put, *sizes)
+    # What follows is not read by graphs, so its addresses may differ from step to step.
+    every = len(step.logit_tokens) == len(step.ids) and step.report is None
+    padded_hidden = graph is not None and not graph.is_decode
+    logit_tokens = None if every and not padded_hidden else staging.put(step.logit_tokens)
     reported_ids = None if step.report is None else staging.put(step.report.token_ids, dtype=np.int64)
     return DeviceStep(
         ids=ids,
@@ -247,7 +229,7 @@ def staging_bytes(
     recurrent states. `num_groups`: number of groups of layers.
     """
     items = max_num_seqs * int(splits_of(np.array([max_model_len]), SPLIT_TOKENS)[0])
-    words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 10 * max_num_seqs) + 40 * max_num_seqs
     words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
     words += moves_words(max_tokens, max_num_seqs) if has_states else 0
     words += (num_groups - 1) * max_tokens

@@ -26,17 +26,9 @@ from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.backends.offload import make_offload
 from antiphon.services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
 from antiphon.services.engine.backends.triton.autotune.tuning import tune_as_asked
-from antiphon.services.engine.backends.triton.decode_graphs import (
-    Capture,
-    DecodeGraphs,
-    StepGraphs,
-    captured,
-    graph_sizes,
-)
 from antiphon.services.engine.backends.triton.device_blocks import DeviceBlocks
 from antiphon.services.engine.backends.triton.device_inputs import (
     DeviceStep,
-    GraphSize,
     HostStep,
     empty_step,
     flatten_for_device,
@@ -45,6 +37,8 @@ from antiphon.services.engine.backends.triton.device_inputs import (
     staging_bytes,
 )
 from antiphon.services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
+from antiphon.services.engine.backends.triton.graph_sizes import GraphSize
+from antiphon.services.engine.backends.triton.graphs import Capture, CudaCapture, StepGraphs
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers, work_kinds
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
 from antiphon.services.engine.backends.triton.operations import TritonOperations
@@ -70,7 +64,7 @@ from antiphon.services.engine.worker.batch.prompt_logprobs import ReportedLogits
 from antiphon.services.engine.worker.batch.state_table import StateTable
 from antiphon.services.engine.worker.capacity.budget import Backend, plan_measured
 from antiphon.services.engine.worker.capacity.context import context_length, served_description
-from antiphon.services.engine.worker.capacity.graphs import Reach, graphs_bytes
+from antiphon.services.engine.worker.capacity.graphs import GraphBounds, graph_bounds, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.profile import largest_step
 from antiphon.services.engine.worker.capacity.states import allocate_states, num_state_slots, state_interval
@@ -260,7 +254,7 @@ class TritonWorker:
         captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
         # Copies of weights are not captured either.
         captures = captures and self._offload is None
-        reach = Reach(settings.execution.max_seq_len_to_capture, bounds.context)
+        captured = graph_bounds(settings, bounds)
         backend = Backend(
             description=d,
             device=self._device,
@@ -269,7 +263,7 @@ class TritonWorker:
             run=self.run,
             # Attention reads keys and values in the cache, without copying them.
             context_token_bytes=lambda _: 0,
-            kept_bytes=(2 if num_slots else 1) * graphs_bytes(d, bounds.num_rows, reach) if captures else 0,
+            kept_bytes=graphs_bytes(d, captured, self._dtype.itemsize) if captures else 0,
             measures=on_device,
             weights_bytes=self._weights_bytes,
             ranks=self._ranks,
@@ -277,18 +271,13 @@ class TritonWorker:
         self.memory = plan_measured(settings, backend)
         if captures:
             free_bytes, _ = torch.cuda.mem_get_info()
-            self._graphs = self._capture(reach, num_slots, captured)
+            self._graphs = self._capture(captured, CudaCapture())
             taken = free_bytes - torch.cuda.mem_get_info()[0]
             logger.info("the graphs take %.0f MiB, planned were %.0f", taken / 2**20, backend.kept_bytes / 2**20)
 
-    def _capture(self, reach: Reach, num_slots: int, capture: Capture) -> StepGraphs:
-        split_tokens = sorted({heads.split_tokens for _, heads in self._kinds})
-
-        def graphs(num_slots: int) -> DecodeGraphs:
-            sizes = [GraphSize(size, reach, num_slots) for size in graph_sizes(self._tables.shape[1])]
-            return DecodeGraphs(sizes, split_tokens, self._prepare_empty, self._logits, capture)
-
-        return StepGraphs(graphs(0), graphs(num_slots) if num_slots else None)
+    def _capture(self, bounds: GraphBounds, capture: Capture) -> StepGraphs:
+        kinds = (heads for _, heads in self._kinds)
+        return StepGraphs(bounds, kinds, self._prepare_empty, self._logits, self._forward, capture)
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
         """Creates KV cache, swap space, recurrent states, the state table and the facts that depend on their sizes."""
@@ -357,26 +346,24 @@ class TritonWorker:
     ) -> Tensor | None:
         """Runs the model and returns the logits; None unless needed. Starts copying pooled vectors to the host."""
         spans = self._pooling.spans(plan)
+        if self._graphs is not None and size is not None and size.is_decode:
+            self._sums.append(Sums(plan))
+            return self._graphs.replay(size)
+        hidden = self._forward(step) if self._graphs is None or size is None else self._graphs.replay(size)
         if len(spans):
-            hidden = self._forward(step)
             self._sums.append(Sums(plan, self._copies.begin(span_sums(hidden, spans)), self._copies.end()))
-            if not needs_logits:
-                return None
-            assert step.logit_tokens is not None, "the tokens of spans need no logits"
-            return self._model.logits(hidden.index_select(0, step.logit_tokens))
-        self._sums.append(Sums(plan))
-        if needs_logits:
-            return self._logits(step) if size is None or self._graphs is None else self._graphs.replay(size)
-        self._forward(step)
-        return None
+        else:
+            self._sums.append(Sums(plan))
+        if not needs_logits:
+            return None
+        return self._model.logits(hidden if step.logit_tokens is None else hidden.index_select(0, step.logit_tokens))
 
     def _forward(self, step: DeviceStep) -> Tensor:
         known_ids(step.ids, step.sources, self._sampler.last)
         return self._model.forward(step.ids, step.positions, self._step_inputs(step))
 
     def _logits(self, step: DeviceStep) -> Tensor:
-        known_ids(step.ids, step.sources, self._sampler.last)
-        return self._model.step_logits(step.ids, step.positions, self._step_inputs(step), step.logit_tokens)
+        return self._model.logits(self._forward(step))
 
     def _step_inputs(self, step: DeviceStep) -> StepInputs:
         if self._slots is not None:

@@ -1,4 +1,7 @@
-"""How long the sequences of a captured graph of a GPU may be, and the memory that graphs take.
+"""Which steps a GPU runs as captured graphs, and the memory that graphs take.
+
+    decode   every sequence computes one token: graphs for numbers of sequences, from token ids to logits
+    mixed    any other step of few tokens: graphs for numbers of tokens, from token ids to hidden states
 
 A graph's list of the splits of keys (`kernels/splits`) has a fixed size (`Reach`). Each split leaves sums in float32,
 for which a graph keeps memory. Plain arithmetic, used by the planning of memory and by the GPU backend.
@@ -10,11 +13,16 @@ import numpy as np
 
 from antiphon.services.engine.kernels.splits import split_tokens, splits_of
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.worker.capacity.activations import token_bytes
+from antiphon.services.engine.worker.capacity.profile import StepBounds
+from antiphon.shared.config import EngineSettings
 
 _LONG_TOKENS = 2**20
 """Tokens for which a graph's list has room beyond what sequences of the usual length take."""
-_DRIVER_BYTES = 256 * 2**20
-"""Estimated memory of the driver for the launches of all graphs, and of the activations of the largest one."""
+_LAUNCH_BYTES = 4 * 2**20
+"""Estimated memory of the driver for the launches of a graph."""
+_MIXED_TOKENS_MAX = 1024
+"""With more tokens, a step takes longer on the device than its launches on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +42,63 @@ class Reach:
         return num_seqs * usual + min(num_seqs * (longest - usual), _LONG_TOKENS // split_tokens)
 
 
-def partial_bytes(d: DecoderDescription, num_seqs: int, reach: Reach) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBounds:
+    """The largest captured steps: sequences, and tokens of a mixed step. `num_slots`: adapter slots, 0 for none.
+
+    `max_queries`: tokens of a decoding sequence, with its draft tokens.
+    """
+
+    num_seqs: int
+    num_tokens: int
+    max_queries: int
+    reach: Reach
+    num_slots: int = 0
+
+    @property
+    def decode(self) -> list[int]:
+        """Sequences of the decode graphs: 1, 2, 4, then multiples of 8 up to 256 and of 16 beyond, and the most."""
+        sizes = {1, 2, 4, *range(8, 257, 8), *range(272, self.num_seqs + 1, 16), self.num_seqs}
+        return sorted(size for size in sizes if size <= self.num_seqs)
+
+    @property
+    def mixed(self) -> list[int]:
+        """Tokens of the mixed graphs. Padding takes at most as long as a third of the step, from 32 tokens on."""
+        sizes = {16, 32, 48, *range(64, 128, 32), *range(128, 512, 64), *range(512, 1025, 128), self.num_tokens}
+        return sorted(size for size in sizes if size <= self.num_tokens)
+
+
+def graph_bounds(settings: EngineSettings, bounds: StepBounds) -> GraphBounds:
+    """Returns what the graphs of an engine have room for, whose largest step is `bounds`."""
+    adapters = settings.adapters
+    return GraphBounds(
+        num_seqs=bounds.num_rows,
+        num_tokens=min(bounds.num_tokens, _MIXED_TOKENS_MAX),
+        max_queries=1 + bounds.num_drafts,
+        reach=Reach(settings.execution.max_seq_len_to_capture, bounds.context),
+        num_slots=(adapters.max_loras or 0) if adapters.enable_lora else 0,
+    )
+
+
+def partial_bytes(d: DecoderDescription, bounds: GraphBounds) -> int:
     """Returns the bytes of the sums that a layer's splits leave: for each head, a row and two numbers in float32."""
 
     def of(layer: DecoderDescription) -> int:
         each = split_tokens(layer.num_heads // layer.num_kv_heads, latent=layer.latent is not None)
         width = layer.head_dim if layer.latent is None else layer.latent.rank
-        return reach.max_items(num_seqs, each) * layer.num_heads * (width + 2) * 4
+        return bounds.reach.max_items(bounds.num_seqs, each) * layer.num_heads * (width + 2) * 4
 
-    return max(of(d.of_layer(layer)) for layer in range(d.num_layers))
+    return max(of(d.of_layer(layer)) for layer in range(d.num_layers)) * bounds.max_queries
 
 
-def graphs_bytes(d: DecoderDescription, num_seqs: int, reach: Reach) -> int:
-    """Returns the device memory, in bytes, that the captured graphs of up to `num_seqs` sequences keep.
+def graphs_bytes(d: DecoderDescription, bounds: GraphBounds, itemsize: int) -> int:
+    """Returns the device memory, in bytes, that all captured graphs keep. `itemsize`: bytes of an activation.
 
-    The logits of the largest graph count twice: in the graph's own memory and in the common buffer.
+    They share the memory of the largest one. Beside it, logits and hidden states have buffers of their own, twice if
+    there are graphs with adapters too.
     """
-    return _DRIVER_BYTES + partial_bytes(d, num_seqs, reach) + 2 * 4 * num_seqs * d.vocab_size
+    sets = 2 if bounds.num_slots else 1
+    launches = _LAUNCH_BYTES * sets * (len(bounds.decode) + len(bounds.mixed))
+    activations = max(bounds.num_tokens, bounds.num_seqs) * token_bytes(d, itemsize)
+    logits, hidden = 4 * bounds.num_seqs * d.vocab_size, itemsize * bounds.num_tokens * d.hidden_size
+    return launches + activations + partial_bytes(d, bounds) + logits + sets * (logits + hidden)

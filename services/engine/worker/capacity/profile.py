@@ -43,7 +43,8 @@ CPU_CONTEXT_MAX = 2048
 class StepBounds:
     """The largest step: number of computed tokens, of rows, of sampled tokens, and tokens of the longest context.
 
-    `num_reported`: number of prompt tokens whose log probabilities it reports.
+    `num_reported`: number of prompt tokens whose log probabilities it reports. `num_drafts`: draft tokens of a
+    sequence.
     """
 
     num_tokens: int
@@ -51,6 +52,7 @@ class StepBounds:
     num_samples: int
     context: int
     num_reported: int = 0
+    num_drafts: int = 0
 
     @property
     def num_logits(self) -> int:
@@ -73,6 +75,7 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
         num_samples=samples,
         context=context,
         num_reported=min(tokens, prompt_logprob_rows(description.vocab_size)),
+        num_drafts=num_draft_tokens,
     )
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.autotune.forms import Form
-from antiphon.services.engine.backends.triton.decode_graphs import captured
+from antiphon.services.engine.backends.triton.graphs import CudaCapture
 from antiphon.services.engine.backends.triton.kernels.quantized import dequantized, order_rows, round_rows
 
 ERRORS_MAX = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -42,7 +42,7 @@ def _graph_ms(calls: Sequence[Callable[[], object]]) -> float:
             call()
 
     run()
-    replay, _ = captured(run, None)
+    replay = CudaCapture()(run)
     replay()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     found: list[float] = []

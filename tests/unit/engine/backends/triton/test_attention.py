@@ -11,6 +11,7 @@ from antiphon.services.engine.backends.triton.kernels.attention import attention
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
     DeviceWork,
     Geometry,
+    Room,
     Sequences,
     plan_work,
     query_tiles,
@@ -100,10 +101,10 @@ class Case:
         """From far below the scores of keys to far above them."""
         return torch.linspace(-9, 9, self.heads.kv_heads * self.heads.group) if self.heads.sinks else None
 
-    def ours(self, capacity: tuple[int, int] = (0, 0)) -> Tensor:
+    def ours(self, room: Room | None = None, padding: int = 0) -> Tensor:
         heads = self.heads
-        work = plan_work(self.sequences, torch.from_numpy(self.tables), heads.window, self.work_heads(), put, capacity)
-        attended = torch.full((max(len(self.queries), capacity[0]), *self.queries.shape[1:]), 7.0, dtype=heads.dtype)
+        work = plan_work(self.sequences, torch.from_numpy(self.tables), heads.window, self.work_heads(), put, room)
+        attended = torch.full((len(self.queries) + padding, *self.queries.shape[1:]), 7.0, dtype=heads.dtype)
         slopes = alibi_slopes(heads.kv_heads * heads.group) if heads.alibi else None
         geometry = Geometry(
             kv_heads=heads.kv_heads,
@@ -213,17 +214,21 @@ def test_guesses_are_checked_by_the_kernel_for_few_queries(queries: int) -> None
 def test_a_sequence_gets_the_same_bits_whatever_is_beside_it() -> None:
     lengths = [(SPLIT_TOKENS + 9, 1), (400, 1), (20, 1)]
     together = Case(lengths, Heads())
-    crowded = together.ours(capacity=(5, 40))
+    crowded = together.ours(Room(few=5, items=40, queries=1, many=0, tiles=0))
     alone = replace(together.sequences.take(np.array([0])))
     together.sequences = alone
     assert torch.equal(together.ours()[0], crowded[0])
 
 
-def test_places_of_a_graph_without_a_sequence_give_zeros_and_read_nothing() -> None:
-    case = Case(DECODES[:3], Heads())
-    attended = case.ours(capacity=(6, 50))
-    assert_close(attended[:3], case.expected())
-    assert not attended[3:].any()
+@pytest.mark.parametrize("queries", [1, 3, 9])
+def test_places_of_a_graph_without_a_sequence_read_and_store_nothing(queries: int) -> None:
+    decodes, chunks = DECODES[:3], [(30, 3), (9, 9), (0, 70)]
+    room = Room(few=6, items=50, queries=queries, many=4, tiles=12)
+    for shares in (decodes, decodes + chunks, chunks[2:]):
+        case = Case(shares, Heads())
+        attended = case.ours(room, padding=5)
+        assert_close(attended[:-5], case.expected())
+        assert (attended[-5:] == 7.0).all()
 
 
 def test_wide_heads_are_computed_in_fewer_rows_at_a_time() -> None:

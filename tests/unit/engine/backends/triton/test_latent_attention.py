@@ -94,10 +94,11 @@ def test_guesses_of_any_number_of_heads_are_checked_by_the_kernel_for_few_querie
     case.check()
 
 
-def test_a_sequence_gets_the_same_bits_whatever_is_beside_it_and_padding_gives_zeros() -> None:
+def test_a_sequence_gets_the_same_bits_whatever_is_beside_it_and_padding_stores_nothing() -> None:
     together = LatentCase([(SPLIT_TOKENS + 9, 1), (400, 1), (20, 1)], latents(3, 16))
-    crowded = together.ours(capacity=(5, 40))[..., :16]
-    assert not crowded[3:].any()
+    room = attention_work.Room(few=5, items=40, queries=1, many=0, tiles=0)
+    crowded = together.ours(room, padding=2)[..., :16]
+    assert (crowded[3:] == 7.0).all()
     together.sequences = together.sequences.take(np.array([0]))
     assert torch.equal(together.ours()[0, :, :16], crowded[0])
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads, Sequences, plan_work
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads, Room, Sequences, plan_work
 from antiphon.services.engine.backends.triton.kernels.skinny import FIXED_ROWS, fixed_linear
 from tests.unit.engine.backends.triton.close import assert_close, assert_same_bits
 from tests.unit.engine.backends.triton.test_quantized import draw
@@ -40,11 +40,13 @@ def test_one_form_has_tiles_for_all_sequences_and_pads_those_of_graphs() -> None
     assert work.few is None
     assert work.many is not None
     assert sorted(work.many.tiles.tolist()) == [0 << 16, 1 << 16, 2 << 16]
-    padded = plan_work(sequences, tables, None, heads, put, (8, 100))
+    room = Room(few=0, items=0, queries=1, many=8, tiles=9)
+    padded = plan_work(sequences, tables, None, heads, put, room)
     assert padded.few is None
     assert padded.many is not None
-    assert padded.many.num_tiles == 8
-    assert padded.many.query_lens.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
-    empty = plan_work(Sequences(*(np.zeros(0, dtype=np.int64),) * 4), tables, None, heads, put, (4, 10))
+    assert padded.many.num_tiles == 9
+    assert padded.many.query_lens.tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert sorted(padded.many.tiles.tolist()) == [0 << 16, 1 << 16, 2 << 16, *[3 << 16] * 6]
+    empty = plan_work(Sequences(*(np.zeros(0, dtype=np.int64),) * 4), tables, None, heads, put, room)
     assert empty.many is not None
-    assert empty.many.query_lens.tolist() == [0] * 4
+    assert empty.many.query_lens.tolist() == [0] * 9

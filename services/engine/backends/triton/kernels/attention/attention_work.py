@@ -13,7 +13,6 @@ of the model's layers (`WorkKinds`).
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -125,6 +124,21 @@ def work_kinds(
     return kinds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the work lists of a captured graph have room for, to which they are padded.
+
+    `few`: sequences with at most `queries` queries, and `items`, the splits of their keys; `many`: other sequences, and
+    `tiles`, those of their queries.
+    """
+
+    few: int
+    items: int
+    queries: int
+    many: int
+    tiles: int
+
+
 @dataclass(frozen=True, slots=True)
 class Sequences:
     """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries."""
@@ -137,6 +151,12 @@ class Sequences:
     def take(self, places: Integers) -> "Sequences":
         """Returns the sequences with the given indices."""
         return Sequences(*(x[places] for x in (self.rows, self.seq_lens, self.query_starts, self.query_lens)))
+
+    def padded(self, count: int) -> tuple[Integers, ...]:
+        """Returns the four columns with as many more sequences, without tokens and queries, as make `count`."""
+        rest = np.zeros(count - len(self.rows), dtype=np.int64)
+        columns = self.rows, self.seq_lens, self.query_starts, self.query_lens
+        return tuple(np.concatenate((column, rest)) for column in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +212,16 @@ class DeviceWork:
         return 0 if self.window is None else 2 if self.chunked else 1
 
 
-def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
+def has_few(query_lens: Integers, heads: Heads, most: int = FEW_QUERIES) -> NDArray[np.bool_]:
     """Returns for each sequence whether the decode kernel computes its attention.
 
-    The decode kernel takes sequences with one query, and sequences with at most `FEW_QUERIES` queries and at most
+    The decode kernel takes sequences with one query, and sequences with at most `most` queries and at most
     `Heads.few_rows` rows. Attention over latents has no limit of rows.
     """
     if heads.one_form:
         return np.zeros(len(query_lens), dtype=np.bool_)
     narrow = heads.latent | (query_lens * heads.group <= heads.few_rows)
-    return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & narrow)
+    return (query_lens == 1) | ((query_lens <= most) & narrow)
 
 
 def split_items(
@@ -230,43 +250,35 @@ def query_tiles(sequences: Sequences, each: int) -> Integers:
 
 
 def plan_work(
-    sequences: Sequences, tables: Tensor, window: int | None, heads: Heads, put: Put, capacity: tuple[int, int] = (0, 0)
+    sequences: Sequences, tables: Tensor, window: int | None, heads: Heads, put: Put, room: Room | None = None
 ) -> DeviceWork:
-    """Returns the work lists of one step for layers of one kind.
-
-    `capacity`: (sequences, items) of a captured graph, to which the list is padded; only for steps in which every
-    sequence has one query. Padding sequences have no items.
-    """
-    work = partial(DeviceWork, tables=tables, window=window, chunked=heads.chunked_windows)
-    if heads.one_form and len(sequences.rows) < capacity[0]:
-        # Sequences without queries have a tile too, which stores nothing.
-        sequences = _pad(sequences, capacity[0])
-    few = has_few(sequences.query_lens, heads)
-    if few.all() and not heads.one_form:
-        return work(few=_few(sequences, window, heads, put, capacity), many=None)
-    many = sequences.take(np.flatnonzero(~few))
-    each = heads.queries_a_tile
-    tiles = query_tiles(many, each)
-    columns = (many.rows, many.seq_lens, many.query_starts, many.query_lens, tiles)
-    placed = ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))
-    rest = sequences.take(np.flatnonzero(few))
-    placed_few = _few(rest, window, heads, put, capacity) if few.any() else None
-    return work(few=placed_few, many=placed)
+    """Returns the work lists of one step for layers of one kind. `room`: of the captured graph that runs the step."""
+    few = has_few(sequences.query_lens, heads, FEW_QUERIES if room is None else room.queries)
+    some, rest = sequences.take(np.flatnonzero(few)), sequences.take(np.flatnonzero(~few))
+    takes_few, takes_many = (few.any(), not few.all()) if room is None else (room.few > 0, room.many > 0)
+    return DeviceWork(
+        tables=tables,
+        window=window,
+        few=_few(some, window, heads, put, room) if takes_few else None,
+        many=_many(rest, heads.queries_a_tile, put, room) if takes_many else None,
+        chunked=heads.chunked_windows,
+    )
 
 
-def _few(sequences: Sequences, window: int | None, heads: Heads, put: Put, capacity: tuple[int, int]) -> FewWork:
+def _few(sequences: Sequences, window: int | None, heads: Heads, put: Put, room: Room | None) -> FewWork:
     starts, items = split_items(sequences, window, heads.split_tokens, heads.chunked_windows)
-    real = len(sequences.rows)
-    count, max_items = max(real, capacity[0]), max(len(items), capacity[1])
-    padded = sequences if count == real else _pad(sequences, count)
-    columns = (padded.rows, padded.seq_lens, padded.query_starts, padded.query_lens)
-    ends = np.full(count - real, len(items))
+    count, max_items = len(sequences.rows), len(items)
+    max_queries = int(sequences.query_lens.max(initial=1))
+    if room is not None:
+        # Padding sequences have no items.
+        starts = np.concatenate((starts, np.full(room.few - count, max_items)))
+        count, max_items, max_queries = room.few, room.items, room.queries
     return FewWork(
         count,
-        int(sequences.query_lens.max(initial=1)),
+        max_queries,
         max_items,
-        *(put(column, count) for column in columns),
-        item_starts=put(np.concatenate((starts, ends)), count + 1),
+        *(put(column, count) for column in sequences.padded(count)),
+        item_starts=put(starts, count + 1),
         num_items=put(np.array([len(items)]), 1),
         # The kernel reads only the first `num_items` of these.
         items=put(items, max_items),
@@ -274,13 +286,11 @@ def _few(sequences: Sequences, window: int | None, heads: Heads, put: Put, capac
     )
 
 
-def _pad(sequences: Sequences, count: int) -> Sequences:
-    """Adds padding sequences without tokens and queries, each with its own output row."""
-    rest = count - len(sequences.rows)
-    zeros, starts = np.zeros(rest, dtype=np.int64), np.arange(count - rest, count)
-    return Sequences(
-        np.concatenate((sequences.rows, zeros)),
-        np.concatenate((sequences.seq_lens, zeros)),
-        np.concatenate((sequences.query_starts, starts)),
-        np.concatenate((sequences.query_lens, zeros)),
-    )
+def _many(sequences: Sequences, each: int, put: Put, room: Room | None) -> ManyWork:
+    tiles, count = query_tiles(sequences, each), len(sequences.rows)
+    if room is not None:
+        # The further tiles are those of a padding sequence: without queries, they store nothing.
+        tiles = np.concatenate((tiles, np.full(room.tiles - len(tiles), count << 16)))
+        count = room.many + 1
+    columns = (*sequences.padded(count), tiles)
+    return ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))

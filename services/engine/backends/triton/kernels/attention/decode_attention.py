@@ -116,9 +116,8 @@ def _combine_kernel(
     d = tl.arange(0, D_PAD)
     first = tl.load(item_starts + sequence)
     count = tl.load(item_starts + sequence + 1) - first
-    # A padding sequence of a captured graph has one token, whose output must be a finite number.
-    is_padding = (count == 0) & (query == 0)
-    if (count != 1) & ((query < tl.load(query_lens + sequence)) | is_padding):
+    # A padding sequence of a captured graph has no splits.
+    if (count > 1) & (query < tl.load(query_lens + sequence)):
         row = (heads // GROUP) * (QUERIES * GROUP) + query * GROUP + heads % GROUP
         best, total = tl.full((1,), float("-inf"), tl.float32), tl.zeros((1,), tl.float32)
         acc = tl.zeros((D_PAD,), tl.float32)

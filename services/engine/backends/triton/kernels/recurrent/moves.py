@@ -39,11 +39,14 @@ class DeviceMoves:
     slots: Tensor
 
 
-def put_moves(moves: StateMoves, put: Put, capacity: int = 0) -> DeviceMoves:
+def put_moves(moves: StateMoves, put: Put, capacity: int = 0, num_tokens: int = 0) -> DeviceMoves:
     """Returns the moves of a step on the device.
 
-    `capacity`: number of sequences of a captured graph, to which the moves are padded; only for steps that decode.
+    `capacity`: number of sequences of a captured graph, to which the moves are padded. `num_tokens`: number of tokens
+    of a captured graph for steps that do not only decode, else 0.
     """
+    if num_tokens:
+        return _put_mixed(moves, put, capacity, num_tokens)
     real = len(moves.sources)
     assert not capacity or moves.decodes, "a graph is for steps in which each sequence has one token"
     count = max(real, capacity)
@@ -64,6 +67,24 @@ def put_moves(moves: StateMoves, put: Put, capacity: int = 0) -> DeviceMoves:
         starts=padded(moves.starts, after),
         ends=padded(moves.ends, after),
         slots=padded(moves.slots, -1),
+    )
+
+
+def _put_mixed(moves: StateMoves, put: Put, num_sequences: int, num_tokens: int) -> DeviceMoves:
+    """Returns moves padded with sequences without tokens, which write nothing. Padding tokens are the first one's."""
+    owners = np.repeat(np.arange(len(moves.sources)), np.diff(moves.query_start_loc))
+    bounds = (moves.query_start_loc, num_sequences + 1), (moves.starts, num_sequences + 1)
+    query_start_loc, starts = (put(np.append(x, np.full(n - len(x), x[-1])), n) for x, n in bounds)
+    return DeviceMoves(
+        num_sequences=num_sequences,
+        decodes=False,
+        owners=put(np.append(owners, np.zeros(num_tokens - len(owners), dtype=np.int64)), num_tokens),
+        query_start_loc=query_start_loc,
+        sources=put(np.append(moves.sources, np.full(num_sequences - len(moves.sources), -1)), num_sequences),
+        starts=starts,
+        # No two states are after the same token.
+        ends=put(moves.ends, num_tokens),
+        slots=put(moves.slots, num_tokens),
     )
 
 
