@@ -128,6 +128,14 @@ def check_engine(settings: EngineSettings) -> None:
     world.check(settings.parallel)
     if settings.kv_transfer.role == "decode" and settings.cache.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
+    if settings.cache.kv_disk_gb and settings.cache.swap_space == 0:
+        raise SettingsError("--swap-space: KV from the disk is read into host memory and needs some; leave it out")
+    if settings.cache.kv_disk_gb and not settings.cache.enable_prefix_caching:
+        raise SettingsError(
+            "--kv-disk-gb: KV on the disk belongs to the prefix cache; leave --enable-prefix-caching on"
+        )
+    if settings.cache.kv_disk_path and not settings.cache.kv_disk_gb:
+        raise SettingsError("--kv-disk-path: nothing is written there without --kv-disk-gb; give it a size")
     if settings.kv_transfer.role != "prefill" and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
         raise SettingsError("--kv-host and --kv-bind are for engines with --role=prefill: only they listen")
 

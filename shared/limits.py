@@ -531,6 +531,11 @@ KV_ARRIVAL_S = 2.0
 request at the same time; placing a sequence takes at most twice `SUBMIT_TIMEOUT_S`."""
 KV_LEASE_S = 20.0
 """How long a sender keeps the blocks of a transfer that no engine fetches, seconds. Then they are freed."""
+KV_TIER_TOKENS_MIN = 256
+"""Tokens from which on the KV of a sequence is written to the disk, and missing tokens from which on it is read. Fewer
+are computed in about the time of a read."""
+KV_STORES_MAX = 2048
+"""Blocks that wait to be written to the disk. Further ones are not written."""
 KV_LOADS_MAX = 256
 """Loads in progress in one engine, each with a connection. Further ones wait."""
 KV_FETCHES_MAX = 1024

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.canary.canary import Canary
@@ -30,6 +31,7 @@ from antiphon.services.engine.executor import Executor
 from antiphon.services.engine.grammar_gate import GrammarGate, LoadAdapter
 from antiphon.services.engine.kv.address import default_kv_host
 from antiphon.services.engine.kv.connector import KvConnector
+from antiphon.services.engine.kv.disk.tier import open_tier
 from antiphon.services.engine.steps.in_flight import InFlightSteps
 from antiphon.services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
 from antiphon.services.engine.warmup import warm_up
@@ -150,23 +152,32 @@ class Engine:
         )  # fmt: skip
 
     def _connect(self, settings: EngineSettings) -> None:
-        """Starts the KV connector if the engine has a role (`--role` prefill or decode).
+        """Starts the KV connector if the engine has a role (`--role` prefill or decode), or keeps KV on a disk.
 
         Raises SettingsError if it cannot exchange KV.
         """
-        transfer = settings.kv_transfer
-        if transfer.role == "both":
+        transfer, has_disk = settings.kv_transfer, settings.cache.kv_disk_gb > 0
+        if transfer.role == "both" and not has_disk:
             return
         if not exchanges_kv(settings.parallel):
+            if has_disk:
+                raise SettingsError(f"--kv-disk-gb: {NO_KV}; leave it out")
             logger.warning("--role: %s: prompts are computed where requests run", NO_KV)
             return
-        if transfer.role == "decode" and not self.facts.num_host_blocks:
-            raise SettingsError("--role: a decode engine receives KV in host memory: give it some with --swap-space")
+        option = "--role" if transfer.role != "both" else "--kv-disk-gb"
+        if (transfer.role == "decode" or has_disk) and not self.facts.num_host_blocks:
+            raise SettingsError(f"{option}: KV arrives in host memory: give the engine some with --swap-space")
         host = (transfer.kv_host or default_kv_host(settings.nats)) if transfer.role == "prefill" else None
         memory = self._executor.kv_memory()
-        self._loop.connector = self.connector = KvConnector(
-            memory, self._loop.wake, host=host, bind=transfer.kv_bind, content=self.facts.content
+        connector = self._loop.connector = self.connector = KvConnector(
+            memory,
+            self._loop.wake,
+            host=host,
+            bind=transfer.kv_bind,
+            content=self.facts.content,
+            open_tier=partial(open_tier, settings, memory, self.facts) if has_disk else None,
         )
+        self._core.tier.stored = connector.tier
 
     @property
     def adapters(self) -> AdapterLibrary | None:

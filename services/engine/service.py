@@ -75,7 +75,7 @@ class EngineService:
             add=self.engine.add,
             abort=self.engine.abort,
             record=self.engine.record,
-            exchanges_kv=self.engine.connector is not None,
+            exchanges_kv=self.engine.connector is not None and self._settings.kv_transfer.role != "both",
         )
         self.actor = EngineActor(host, loop, adapters=self._adapters, images=self._make_images(host))
         self.actor.also_handles(

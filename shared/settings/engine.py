@@ -103,6 +103,13 @@ class CacheSettings(Settings, group="engine: memory"):
         "are recomputed)",
         rule=NOT_NEGATIVE,
     )
+    kv_disk_gb: float = flag(
+        0.0,
+        "disk for KV that outlives the engine, GiB, shared by the engines of this machine: prompts and answers of "
+        "more than 256 tokens are read from there instead of being computed again (0: none)",
+        rule=NOT_NEGATIVE,
+    )
+    kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
     cpu_offload_gb: float = flag(
         0.0,
         "weights in host memory, GiB (on a CPU they all are; on a GPU, with Triton kernels, layers are copied ahead of "

@@ -25,6 +25,7 @@ from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.state_pieces import StatePieces
 from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.kv.swap import SwapSpace
+from antiphon.services.engine.core.kv.tier import KvTier
 from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.plan import (
     CoreLimits,
@@ -69,6 +70,7 @@ class Core:
         pieces = StatePieces(self.states, facts.state_pieces, facts.num_blocks, facts.num_host_blocks)
         moved = (self.pool, self.swap, self.prefix_cache, pieces, self.windows, self.tally)
         self.transfers = KvTransfers(facts.block_size, *moved)
+        self.tier = KvTier(facts.block_size, self.prefix_cache, self.windows, self.transfers, self.tally)
         self.groups: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
@@ -123,6 +125,9 @@ class Core:
         if spec.kv_transfer_id:
             self.transfers.open(sequence)
         if spec.kv_source is not None and self.transfers.begin(sequence, spec.kv_source):
+            sequence.move_to(Status.WAITING_FOR_KV)
+            return
+        if spec.kv_source is None and self.tier.load(sequence):
             sequence.move_to(Status.WAITING_FOR_KV)
             return
         self.scheduler.add(sequence)
@@ -211,6 +216,7 @@ class Core:
             self.prefix_cache.publish(sequence)
             if sequence.kv_transfer_id:
                 self.transfers.save(sequence)
+            self.tier.store(sequence)
             self.windows.pass_by(sequence)
             if reported is not None:
                 sequence.prompt_logprobs.append(reported)

@@ -150,6 +150,9 @@ class Residency:
         elif head.host_blocks:
             self.swap.drop(head)
         head.start_at(start)
+        if found.from_host:
+            # The plan's copies run before its computation, so others that join in it can already share them.
+            self.prefix_cache.publish(head)
         self.states.start(head, found.shared, found.num_known, goes_on=found.from_host)
         has_states = self.states.plan(head, num_tokens)
         assert has_states, "a sequence that fits found no slots for its state"

@@ -15,6 +15,7 @@ from functools import partial
 
 from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
 from antiphon.services.engine.kv.channel import Channel
+from antiphon.services.engine.kv.disk.tier import DiskTier
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.receiver import load
 from antiphon.services.engine.kv.sender import Sender
@@ -26,14 +27,16 @@ log = logging.getLogger(__name__)
 JOIN_S = 5.0
 EXPIRY_INTERVAL_S = 1.0
 _BACKLOG = 128
+Release = Callable[[tuple[int, ...]], None]
 
 
 class KvConnector:
     """The transfers of one engine. `wake` is called, on another thread, when `finished` has something to return.
 
     `host` is the address at which other engines find this one, and `bind` the address to listen on; None: nothing is
-    sent. `content` is this engine's `EngineFacts.content`: KV of other weights is neither sent nor accepted. Raises
-    SettingsError if it cannot listen there.
+    sent. `content` is this engine's `EngineFacts.content`: KV of other weights is neither sent nor accepted.
+    `open_tier` opens the blocks on the disk, given what takes blocks back. Raises SettingsError if it cannot
+    listen there, and what `open_tier` raises.
     """
 
     def __init__(
@@ -44,7 +47,11 @@ class KvConnector:
         host: str | None = None,
         bind: str = "",
         content: str = "",
+        open_tier: Callable[[Release], DiskTier] | None = None,
     ) -> None:
+        # First, because it may raise.
+        self.tier = None if open_tier is None else open_tier(self._release)
+        """The blocks on the disk; None if there are none."""
         self._listener = None if host is None else _listening(bind or host)
         self.address = ""
         """`host:port` at which other engines fetch blocks; empty if nothing is sent."""
@@ -78,7 +85,7 @@ class KvConnector:
                 self._loop.call_soon_threadsafe(self._take, meta)
                 return
         self._results.extend(KvLoaded(order.transfer_id, 0) for order in meta.loads)
-        self._results.extend(KvReleased(save.block_ids) for save in meta.saves)
+        self._results.extend(KvReleased(save.block_ids) for save in (*meta.saves, *meta.stores))
         self._wake()
 
     def finished(self) -> list[KvLoaded | KvReleased]:
@@ -102,6 +109,8 @@ class KvConnector:
             if not self._failed:
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(JOIN_S)
+        if self.tier is not None:
+            self.tier.close()
 
     # --- on the thread ---
 
@@ -160,6 +169,9 @@ class KvConnector:
 
     def _take(self, meta: KvMeta) -> None:
         self._sender.take(meta)
+        if self.tier is not None:
+            for store in meta.stores:
+                self.tier.take(store)
         for order in meta.loads:
             task = self._loop.create_task(self._load(order))
             self._loads[order.transfer_id] = task
@@ -171,6 +183,9 @@ class KvConnector:
 
     async def _load(self, order: KvLoad) -> int:
         async with self._slots:
+            if not order.address:
+                assert self.tier is not None, "a load from a disk without one"
+                return await self.tier.load(order)
             return await load(order, self._memory, self._content, self._pool)
 
     def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:

@@ -35,7 +35,10 @@ from antiphon.shared.messages import EngineCounters, KvSource
 
 
 class KvLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A transfer to receive: the block named `hashes[i]` goes to `host_blocks[i]`. They hold `num_tokens` tokens."""
+    """A transfer to receive: the block named `hashes[i]` goes to `host_blocks[i]`. They hold `num_tokens` tokens.
+
+    `address`: of the engine that has them; empty if they are in the tier below the KV cache (`tier`).
+    """
 
     transfer_id: str
     address: str
@@ -55,6 +58,13 @@ class KvSave(msgspec.Struct, frozen=True, kw_only=True):
     """Whether these are the last blocks."""
 
 
+class KvStore(msgspec.Struct, frozen=True):
+    """Full blocks to write to the tier below the KV cache, `hashes[i]` from `block_ids[i]`."""
+
+    hashes: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+
+
 class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Commands of the scheduler's half for `services/engine/kv`, which carries them out in the order of the fields."""
 
@@ -66,10 +76,11 @@ class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[KvLoad, ...] = ()
     cancelled: tuple[str, ...] = ()
     """Loads for which no sequence waits any more. The end of each is still reported (`KvLoaded`)."""
+    stores: tuple[KvStore, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether there are any commands."""
-        return bool(self.opened or self.saves or self.dropped or self.loads or self.cancelled)
+        return bool(self.opened or self.saves or self.dropped or self.loads or self.cancelled or self.stores)
 
 
 class KvLoaded(msgspec.Struct, frozen=True):
@@ -127,6 +138,7 @@ class KvTransfers:
         self._dropped: list[str] = []
         self._orders: list[KvLoad] = []
         self._cancelled: list[str] = []
+        self._stores: list[KvStore] = []
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -164,27 +176,51 @@ class KvTransfers:
                 return False
             load.sequences.append(sequence)
             return True
-        cached = self._prefix_cache.lookup(sequence)
-        num_hits = len(self._windows.usable(sequence, self.pieces.states.usable(cached)))
+        num_hits = self.num_hits(sequence)
         if not self.matched_tokens(sequence, num_hits):
             return False
-        num_tokens = self._num_loadable(sequence)
+        if self._take_room(sequence, source, num_hits, self._num_loadable(sequence)):
+            return True
+        self._tally.kv_failed_loads += 1
+        return False
+
+    def begin_stored(self, sequence: Sequence, transfer_id: str, num_hits: int, num_blocks: int) -> bool:
+        """Starts to wait for the blocks [num_hits, num_blocks) of a new sequence from the tier below the KV cache.
+
+        Returns False if there is no room on the host. Sequences with the same blocks, whose `transfer_id` is therefore
+        equal, wait for the same load.
+        """
+        load = self._loads.get(transfer_id)
+        if load is not None and load.sequences:
+            load.sequences.append(sequence)
+            return True
+        return load is None and self._take_room(
+            sequence, KvSource(transfer_id, ""), num_hits, num_blocks * self._block_size
+        )
+
+    def num_hits(self, sequence: Sequence) -> int:
+        """Returns how many blocks of a sequence could be shared now."""
+        cached = self._prefix_cache.lookup(sequence)
+        return len(self._windows.usable(sequence, self.pieces.states.usable(cached)))
+
+    def _take_room(self, sequence: Sequence, source: KvSource, num_hits: int, num_tokens: int) -> bool:
+        """Takes host blocks for the first `num_tokens` tokens, without cached ones, and starts the load."""
         count = -(-num_tokens // self._block_size) - num_hits
         first = self._windows.paging.first_read(num_tokens)
         host_blocks = self._swap.allocate(count + self._windows.demand(first, 0, num_tokens))
-        if host_blocks is not None and self.after_alloc(sequence, source, num_hits, host_blocks):
+        if host_blocks is not None and self.after_alloc(sequence, source, num_hits, host_blocks, num_tokens):
             return True
-        self._tally.kv_failed_loads += 1
         self._swap.pool.free(host_blocks or ())
         return False
 
-    def after_alloc(self, sequence: Sequence, source: KvSource, num_skipped: int, host_blocks: list[int]) -> bool:
+    def after_alloc(
+        self, sequence: Sequence, source: KvSource, num_skipped: int, host_blocks: list[int], num_tokens: int
+    ) -> bool:
         """Starts the load of the blocks after the first `num_skipped`, and of the columns or the state after them.
 
-        `host_blocks`: for the blocks, and then for the columns. Returns False, without effect, if there is no slot for
-        the state.
+        They hold the first `num_tokens` tokens. `host_blocks`: for the blocks, and then for the columns. Returns False,
+        without effect, if there is no slot for the state.
         """
-        num_tokens = self._num_loadable(sequence)
         end, first = -(-num_tokens // self._block_size), self._windows.paging.first_read(num_tokens)
         names = self._prefix_cache.names(sequence)
         hashes = names[num_skipped:end] + self._window_names(names[first:end])
@@ -253,8 +289,10 @@ class KvTransfers:
             self._swap.pool.free(blocks + load.host_windows)
             return []
         self._swap.pool.free(blocks[count:] + (load.host_windows if not count else []))
-        self._tally.kv_loads += 1
-        self._tally.kv_failed_loads += not complete
+        is_stored = not load.order.address
+        if not is_stored:
+            self._tally.kv_loads += 1
+            self._tally.kv_failed_loads += not complete
         if count:
             first, num_tokens = load.sequences[0], min(count * self._block_size, load.order.num_tokens)
             first.host_blocks, first.num_host_skipped = blocks[:count], load.num_skipped
@@ -262,7 +300,10 @@ class KvTransfers:
             first.num_host_tokens = load.num_skipped * self._block_size + num_tokens
             first.state = load.state
             self.pieces.states.park(first)
-            self._tally.kv_loaded_tokens += num_tokens
+            if is_stored:
+                self._tally.kv_tier_tokens += num_tokens
+            else:
+                self._tally.kv_loaded_tokens += num_tokens
         return load.sequences
 
     # --- sending ------------------------------------------------------------------------------------------------------
@@ -345,6 +386,13 @@ class KvTransfers:
         self._tally.kv_saved_tokens += min(num_tokens, end * self._block_size) - first * self._block_size
         sequence.num_saved_blocks = end
 
+    def store(self, order: KvStore) -> None:
+        """Passes on what is to be written to the tier, with a reference to each block."""
+        blocks = [block for block in order.block_ids if block < self._pool.num_blocks]
+        self._pool.share(blocks)
+        self._saved.update(blocks)
+        self._stores.append(order)
+
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
         num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
@@ -370,16 +418,17 @@ class KvTransfers:
 
     def plan_meta(self) -> KvMeta:
         """Returns the commands for the other half, and clears them here."""
-        lists = (self._opened, self._saves, self._dropped, self._orders, self._cancelled)
+        lists = (self._opened, self._saves, self._dropped, self._orders, self._cancelled, self._stores)
         if not any(lists):
             return NOTHING
-        opened, saves, dropped, orders, cancelled = lists
+        opened, saves, dropped, orders, cancelled, stores = lists
         meta = KvMeta(
             opened=tuple(opened),
             saves=tuple(saves),
             dropped=tuple(dropped),
             loads=tuple(orders),
             cancelled=tuple(cancelled),
+            stores=tuple(stores),
         )
         for each in lists:
             each.clear()
