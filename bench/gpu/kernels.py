@@ -31,9 +31,10 @@ from antiphon.services.engine.backends.triton.kernels.attention.prefill_attentio
 from antiphon.services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.products.quantized import quantized_linear
+from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
 from antiphon.services.engine.kernels.experts import route

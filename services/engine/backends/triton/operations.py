@@ -29,9 +29,9 @@ from antiphon.services.engine.backends.triton.kernels.experts import mixed_exper
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, pack_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight
+from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import kernel_weight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
-from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.recurrent import (
     TritonChannelDelta,
     TritonChannelSpace,

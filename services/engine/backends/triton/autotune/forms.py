@@ -22,14 +22,14 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.kernels.quantized import (
-    KernelWeight,
+from antiphon.services.engine.backends.triton.kernels.products.quantized import (
     in_tiles,
     library_linear,
     scaled_linear,
     tiles_linear,
 )
-from antiphon.services.engine.backends.triton.kernels.skinny import ROWS_MAX, fixed_linear, skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.skinny import ROWS_MAX, fixed_linear, skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight
 
 FEW_ROWS = 8
 """Rows up to which `skinny` is usual: up to here a product takes only the time of reading its weight, with any tile

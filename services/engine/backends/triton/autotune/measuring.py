@@ -11,7 +11,8 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.autotune.forms import Form
 from antiphon.services.engine.backends.triton.decode_graphs import captured
-from antiphon.services.engine.backends.triton.kernels.quantized import dequantized, order_rows, round_rows
+from antiphon.services.engine.backends.triton.kernels.products.rows import order_rows, round_rows
+from antiphon.services.engine.backends.triton.kernels.products.weights import dequantized
 
 ERRORS_MAX = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Largest relative error by the type of rows: several times the error of rounding operands and result to the type."""

@@ -4,7 +4,7 @@
     outer   [pairs, hidden] = weight · inner downᵀ
 
 Each program multiplies a tile of pairs, all of one expert, by some of its outputs. Quantized matrices are read in their
-stored form and dequantized in registers, as in `kernels.quantized`: the numbers without scale are exact in the type of
+stored form and dequantized in registers, as in `products.quantized`: the numbers without scale are exact in the type of
 x, and scales are applied to float32 sums. They keep the memory of their stored form; a plain copy of the experts of
 gpt-oss-120b would take 230 GB in place of 60.
 """
@@ -19,12 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.activation import activate, activate_gated
-from antiphon.services.engine.backends.triton.kernels.quantized import (
-    KernelWeight,
-    add_piece,
-    kernel_weight,
-    load_levels,
-)
+from antiphon.services.engine.backends.triton.kernels.products.unpacking import add_piece, load_levels
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED, architecture, ceil_div, launch
 from antiphon.services.engine.backends.triton.kernels.scores import multiply
 from antiphon.services.engine.quantization.weight import QuantizedWeight

@@ -15,7 +15,8 @@ from antiphon.services.engine.backends.triton.autotune.forms import FORMS, Choic
 from antiphon.services.engine.backends.triton.autotune.kept import Kept
 from antiphon.services.engine.backends.triton.autotune.measuring import Timer, check, reference, rows_like, timer_of
 from antiphon.services.engine.backends.triton.autotune.tuning import Asked, asked, row_numbers, tune
-from antiphon.services.engine.backends.triton.kernels.quantized import few_rows, kernel_weight
+from antiphon.services.engine.backends.triton.kernels.products.quantized import few_rows
+from antiphon.services.engine.backends.triton.kernels.products.weights import kernel_weight
 from antiphon.shared.settings.allowed_values import GPU_KERNEL_FORMS, GPU_KERNELS
 from tests.unit.engine.backends.triton.test_quantized import KINDS, draw
 

@@ -8,15 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.kernels import quantized
-from antiphon.services.engine.backends.triton.kernels.quantized import (
-    FEW_ROWS,
-    dequantized,
-    few_rows,
-    kernel_weight,
-    quantized_linear,
-    round_rows,
-)
+from antiphon.services.engine.backends.triton.kernels.products import quantized
+from antiphon.services.engine.backends.triton.kernels.products.quantized import FEW_ROWS, few_rows, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.products.rows import round_rows
+from antiphon.services.engine.backends.triton.kernels.products.weights import dequantized, kernel_weight
 from antiphon.services.engine.models.layers.linear import QuantizedLinear
 from antiphon.services.engine.quantization.formats.fp8 import fp8_weight
 from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
