@@ -31,7 +31,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.prefill_attentio
 from antiphon.services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.products.quantized import quantized_linear
+from antiphon.services.engine.backends.triton.kernels.products.quantized import quantized_linear, swapped_linear
 from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
@@ -192,7 +192,8 @@ def errors() -> Iterator[tuple[str, float]]:
     for name, quantize in QUANTIZED.items():
         weight = quantize(draw(1000, 4096, scale=0.02))
         for rows in (1, 16, 70, 300):
-            yield f"{name}, {rows} rows", _quantized_error(weight, rows)
+            yield f"{name}, {rows} rows", _quantized_error(weight, rows, quantized_linear)
+            yield f"{name}, {rows} rows, swapped", _quantized_error(weight, rows, swapped_linear)
     for tokens in (3, 300, 4000):
         yield f"experts, {tokens} tokens", _experts_error(tokens)
     cache = torch.randint(0, 2**60, (64, 50, 4096), device=DEVICE)
@@ -214,9 +215,9 @@ def _skinny_error(rows: int) -> float:
     return error(ours, residual.float() + gated(ACTIVATIONS["silu"], F.linear(x.float(), weight.float())))
 
 
-def _quantized_error(weight: QuantizedWeight, rows: int) -> float:
+def _quantized_error(weight: QuantizedWeight, rows: int, product: Callable[..., Tensor]) -> float:
     x = draw(rows, weight.shape[1])
-    ours = quantized_linear(x, kernel_weight(weight, BF16))
+    ours = product(x, kernel_weight(weight, BF16))
     return error(ours, F.linear(weight.round_rows(x.float()), weight.dequantized()))
 
 
@@ -268,7 +269,7 @@ def times() -> dict[str, dict[str, float]]:
 
 
 def quantized_times() -> dict[str, dict[str, float]]:
-    """Returns the same for products of 1, 8 and 256 rows with weights of 4096 x 14336, quantized and in bfloat16."""
+    """Returns the same for products of 1 to 256 rows with weights of 4096 x 14336, quantized and in bfloat16."""
     width, columns, found = 4096, 14336, dict[str, dict[str, float]]()
     plain = [draw(width, columns, scale=0.02) for _ in range(4)]
     for name, quantize in QUANTIZED.items():
@@ -276,7 +277,10 @@ def quantized_times() -> dict[str, dict[str, float]]:
         for rows in (1, 8, 256):
             ms = graph_ms(_in_turn(quantized_linear, draw(rows, columns), weights)) / len(weights)
             found[f"{name}, {rows} rows"] = _moved(ms, weights[0].values.nbytes)
-    for rows in (1, 8, 256):
+        for rows in (8, 64, 128):
+            ms = graph_ms(_in_turn(swapped_linear, draw(rows, columns), weights)) / len(weights)
+            found[f"{name}, {rows} rows, swapped"] = _moved(ms, weights[0].values.nbytes)
+    for rows in (1, 8, 64, 128, 256):
         ms = graph_ms(_in_turn(F.linear, draw(rows, columns), plain)) / len(plain)
         found[f"bfloat16, {rows} rows"] = _moved(ms, plain[0].nbytes)
     return found

@@ -7,6 +7,7 @@
                  fixed      a kernel in which a row has the same bits in any batch; only where that is asked for
     quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows; a row has the same bits
                             in any batch
+                 swapped    the same with W as the left operand, so that up to 128 rows share what is dequantized
                  library    W is dequantized first, then the vendor's library
                  scaled     the vendor's library for 8-bit floating point; rows are rounded to it too, if W is of this
                             kind and was made for that (`QuantizedWeight.rows_in_fp8`)
@@ -26,6 +27,7 @@ from antiphon.services.engine.backends.triton.kernels.products.quantized import 
     in_tiles,
     library_linear,
     scaled_linear,
+    swapped_linear,
     tiles_linear,
 )
 from antiphon.services.engine.backends.triton.kernels.products.skinny import ROWS_MAX, fixed_linear, skinny_linear
@@ -34,8 +36,9 @@ from antiphon.services.engine.backends.triton.kernels.products.weights import Ke
 FEW_ROWS = 8
 """Rows up to which `skinny` is usual: up to here a product takes only the time of reading its weight, with any tile
 size."""
-_TILES_ROWS_MAX = 256
-"""Rows up to which `tiles` can be faster than the library, which then multiplies many times as many rows a byte."""
+_TILES_ROWS_MAX, _SWAPPED_ROWS_MAX = 256, 512
+"""Rows up to which `tiles` and `swapped` can be faster than the library, which then multiplies many times as many rows
+a byte."""
 
 Kind = Literal["plain", "quantized"]
 Compute = Callable[[Tensor, Any, Tensor | None, Tensor | None], Tensor]
@@ -77,6 +80,7 @@ FORMS: dict[Kind, tuple[Form, ...]] = {
     ),
     "quantized": (
         Form(name="tiles", compute=tiles_linear, tried_max=_TILES_ROWS_MAX),
+        Form(name="swapped", compute=swapped_linear, tried_max=_SWAPPED_ROWS_MAX),
         Form(name="library", compute=library_linear),
         Form(name="scaled", compute=scaled_linear, in_fp8=True),
     ),
@@ -108,8 +112,9 @@ class Choice:
 
     def candidates(self, rows: int) -> list[Form]:
         """Returns the forms that may be the fastest for a number of rows, the usual one first."""
-        found = [form for form in self.forms.values() if form.tried_max is None or rows <= form.tried_max]
-        return sorted(found, key=lambda form: form.name != self.usual(rows))
+        usual = self.usual(rows)
+        others = (form for name, form in self.forms.items() if name != usual)
+        return [self.forms[usual], *(form for form in others if form.tried_max is None or rows <= form.tried_max)]
 
     def compute(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
         """Returns y, see the module. `x` is contiguous; the residual may be overwritten."""

@@ -88,22 +88,20 @@ def _grouped_kernel(
 @triton.jit
 def _add_scaled(
     acc, source, lines, first, real, scales, zeros, at, table,
-    COLUMNS: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, WIDE: tl.constexpr,
-    KIND: tl.constexpr, FLOAT8: tl.constexpr,
+    COLUMNS: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, KIND: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Returns `acc` plus the products of a piece of columns, scaled if groups of columns have scales of their own.
 
     `at` [WIDE]: places of the scales and zero points of this piece.
     """
-    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
-    if zeros is not None:
-        zero = tl.load(zeros + at)[:, None]
+    zero = None if zeros is None else tl.load(zeros + at)[:, None]
     if GROUP > 0:
         total = tl.zeros(acc.shape, tl.float32)
-        total = add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+        total = add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, MIDDLE, KIND, FLOAT8, False)
         return acc + total * tl.load(scales + at)[None, :]
     else:
-        return add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+        return add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, MIDDLE, KIND, FLOAT8, False)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -136,12 +134,12 @@ def _packed_kernel(
                 group = at + first // GROUP * parts
             acc = _add_scaled(
                 acc, source, lines, first, real, scales, zeros, group, table,
-                COLUMNS, PIECE, GROUP, MIDDLE, WIDE, KIND, FLOAT8,
+                COLUMNS, PIECE, GROUP, MIDDLE, KIND, FLOAT8,
             )  # fmt: skip
             if GATED:
                 up = _add_scaled(
                     up, source, below, first, real, scales, zeros, group + width, table,
-                    COLUMNS, PIECE, GROUP, MIDDLE, WIDE, KIND, FLOAT8,
+                    COLUMNS, PIECE, GROUP, MIDDLE, KIND, FLOAT8,
                 )  # fmt: skip
         if GROUP == 0:
             acc = acc * tl.load(scales + at)[None, :]

@@ -12,20 +12,23 @@ of the columns.
 
     x, residual, y [n, ·] float32 | bfloat16 | float16
 
-Two forms, of which `quantized_linear` chooses one by a rule and `autotune` by measuring:
+Three forms. `quantized_linear` chooses the first or the last by a rule, and `autotune` any by measuring:
 
     few rows    a kernel that reads W in its stored form. The numbers without scale are exact in the type of x, and
                 scales are applied to float32 sums, so results are at least as exact as those of the dequantized matrix
                 (`models/layers/linear.QuantizedLinear`, the reference). The columns are divided among several programs
                 if there are few outputs, so that all multiprocessors take part in reading W. Sums are in a fixed order:
                 a row's result does not depend on the other rows of the step.
+    swapped     the same kernel computes W xᵀ: tensor cores read a tile of W from the registers in which it was
+                dequantized, for 16 to 128 rows of x, so a step of up to 128 rows dequantizes every number once
     many rows   W is dequantized in the type of x, and the vendor's library multiplies. That reads and writes the matrix
                 once more, but the few-rows form takes longer with each tile of rows, because it dequantizes in
                 registers for every tile. int8_dynamic has larger tiles for many rows, with the same results.
 
-References: Marlin (arXiv 2408.11743) for memory-bound products of few rows, and for groups' scales; LLM.int8 (arXiv
-2208.07339) and SmoothQuant (arXiv 2211.10438) for rows in 8 bits. The conversion of float8 through the bits of float16
-is exact, and works on devices without that type.
+References: Marlin (arXiv 2408.11743) for memory-bound products of few rows, and for groups' scales; swapped operands as
+in CUTLASS's products of mixed types, and `wgmma` in NVIDIA's PTX documentation for the operand in registers; LLM.int8
+(arXiv 2208.07339) and SmoothQuant (arXiv 2211.10438) for rows in 8 bits. The conversion of float8 through the bits of
+float16 is exact, and works on devices without that type.
 """
 
 from dataclasses import dataclass
@@ -58,6 +61,8 @@ _MANY_ROWS = 256
 _PROGRAMS_A_PROCESSOR, _PROGRAMS_A_PROCESSOR_INT4 = 4, 8
 """Number of programs on each multiprocessor that were fastest on an H100; those of int4 read half as many bytes."""
 _SPLITS_MAX = 8
+_SWAPPED_ROWS, _SWAPPED_NARROW_ROWS = 128, 32
+"""Most rows of a tile with swapped operands, and most of one with few outputs."""
 _JOINED = 64
 """Outputs of a program that adds partial sums."""
 _EVEN_SHARE = 128
@@ -86,8 +91,12 @@ def _quantized_kernel(
     x, row_scales, values, scales, zeros, levels, bias, residual, out, partial, rows, width,
     COLUMNS: tl.constexpr, STRIDE: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, MIDDLE: tl.constexpr,
     ROWS: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, FLOAT8: tl.constexpr, SPAN: tl.constexpr,
+    SWAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies SPAN columns. If that is not all, the sums go to `partial` [splits, rows, width]."""
+    """Multiplies SPAN columns. If that is not all, the sums go to `partial` [splits, rows, width].
+
+    SWAPPED: W is the left operand of the products and rows of x the right one, so sums are [WIDE, ROWS].
+    """
     r, n = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     real = (r < rows)[:, None]
     source = x + tl.where(r < rows, r, 0).to(tl.int64)[:, None] * COLUMNS
@@ -97,10 +106,7 @@ def _quantized_kernel(
     table = levels
     if levels is not None:
         table = load_levels(levels)
-    acc = tl.zeros((ROWS, WIDE), tl.int32 if KIND == "int8_dynamic" else tl.float32)
-    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
-    if zeros is not None and GROUP == 0:
-        zero = tl.load(zeros + at)[:, None]
+    acc = tl.zeros((WIDE, ROWS) if SWAPPED else (ROWS, WIDE), tl.int32 if KIND == "int8_dynamic" else tl.float32)
     start = tl.program_id(2) * SPAN
     end = tl.minimum(start + SPAN, COLUMNS)
     if GROUP > 0:
@@ -109,15 +115,19 @@ def _quantized_kernel(
         for first in range(start, end, PIECE):
             group = first // GROUP * width + at
             following = tl.load(scales + tl.minimum(first + PIECE, COLUMNS - 1) // GROUP * width + at)
-            if zeros is not None:
-                zero = tl.load(zeros + group)[:, None]
-            total = tl.zeros((ROWS, WIDE), tl.float32)
-            total = add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
-            acc += total * scale[None, :]
+            zero = None if zeros is None else tl.load(zeros + group)[:, None]
+            total = tl.zeros(acc.shape, tl.float32)
+            total = add_piece(
+                total, source, lines, first, real, zero, table, COLUMNS, PIECE, MIDDLE, KIND, FLOAT8, SWAPPED
+            )
+            acc += total * (scale[:, None] if SWAPPED else scale[None, :])
             scale = following
     else:
+        zero = None if zeros is None else tl.load(zeros + at)[:, None]
         for first in range(start, end, PIECE):
-            acc = add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+            acc = add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, MIDDLE, KIND, FLOAT8, SWAPPED)
+    if SWAPPED:
+        acc = tl.trans(acc)
     if partial is None:
         _finish(acc, r, n, at, real, row_scales, scales, bias, residual, out, rows, width, GROUP > 0)
     else:
@@ -151,11 +161,24 @@ def quantized_linear(
 
 def tiles_linear(x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """Returns y by the kernel that reads W in its stored form, for any number of rows."""
+    return _stored_linear(x, weight, bias, residual, _shape(x.shape[0], weight, num_processors(x.device)))
+
+
+def swapped_linear(
+    x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Returns y by the same kernel with swapped operands, for any number of rows: up to 128 share what is unpacked."""
+    shape = _swapped_shape(x.shape[0], weight, x.dtype.itemsize, num_processors(x.device))
+    return _stored_linear(x, weight, bias, residual, shape)
+
+
+def _stored_linear(
+    x: Tensor, weight: KernelWeight, bias: Tensor | None, residual: Tensor | None, shape: "_Shape"
+) -> Tensor:
     rows, columns = x.shape[0], weight.columns
     x = _columns_of(x, weight, residual)
     out = torch.empty((rows, weight.width), dtype=x.dtype, device=x.device)
     x, row_scales = round_rows(x) if weight.kind == "int8_dynamic" else (x, None)
-    shape = _shape(rows, weight, num_processors(x.device))
     partial = None
     if shape.splits > 1:
         sums = torch.int32 if weight.kind == "int8_dynamic" else torch.float32
@@ -166,13 +189,14 @@ def tiles_linear(x: Tensor, weight: KernelWeight, bias: Tensor | None = None, re
         _quantized_kernel, (*grid, shape.splits),
         x, row_scales, weight.values, weight.scales, weight.zeros, weight.levels, bias, residual, out, partial, rows,
         weight.width,
-        warps=shape.warps, stages=shape.stages, ROWS=shape.rows, WIDE=shape.wide, SPAN=span, **weight.constants,
+        warps=shape.warps, stages=shape.stages, ROWS=shape.rows, WIDE=shape.wide, SPAN=span, SWAPPED=shape.swapped,
+        **weight.constants,
     )  # fmt: skip
     if partial is not None:
         launch(
-            _join_kernel, (grid[0], ceil_div(weight.width, _JOINED)),
+            _join_kernel, (ceil_div(rows, FEW_ROWS), ceil_div(weight.width, _JOINED)),
             partial, row_scales, weight.scales, bias, residual, out, rows, weight.width,
-            warps=4, ROWS=shape.rows, WIDE=_JOINED, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
+            warps=4, ROWS=FEW_ROWS, WIDE=_JOINED, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
         )  # fmt: skip
     return out
 
@@ -246,6 +270,7 @@ class _Shape:
     warps: int
     stages: int
     splits: int = 1
+    swapped: bool = False
 
 
 def _shape(rows: int, weight: KernelWeight, processors: int) -> _Shape:
@@ -255,19 +280,38 @@ def _shape(rows: int, weight: KernelWeight, processors: int) -> _Shape:
     """
     deep = architecture() != "gfx942"
     if weight.kind == "int8_dynamic" and rows > few_rows(weight):
-        if INTERPRETED or rows < _MANY_ROWS:
-            return _Shape(rows=64, wide=128 if INTERPRETED else 64, warps=4, stages=3 if deep else 2)
-        return _Shape(rows=128, wide=128, warps=8, stages=3 if deep else 2)
+        large = rows >= _MANY_ROWS and not INTERPRETED
+        tall, wide = (128, 128) if large else (64, 128 if INTERPRETED else 64)
+        programs = ceil_div(rows, tall) * ceil_div(weight.width, wide)
+        splits = _splits(weight, processors // programs)
+        return _Shape(rows=tall, wide=wide, warps=8 if large else 4, stages=3 if deep else 2, splits=splits)
     # The interpreter runs programs one after another, so a few large ones are faster.
     wide = 128 if INTERPRETED else 32
-    programs = ceil_div(weight.width, wide)
     each = _PROGRAMS_A_PROCESSOR_INT4 if weight.kind == "int4" else _PROGRAMS_A_PROCESSOR
-    wanted = power_of_two(max(1, processors * each // programs))
-    most = max(1, weight.columns // (4 * weight.piece))
+    wanted = power_of_two(max(1, processors * each // ceil_div(weight.width, wide)))
+    return _Shape(rows=FEW_ROWS, wide=wide, warps=4, stages=4 if deep else 1, splits=_splits(weight, wanted))
+
+
+def _swapped_shape(rows: int, weight: KernelWeight, itemsize: int, processors: int) -> _Shape:
+    """Returns the shape of a product with swapped operands for rows of a type with `itemsize` bytes."""
+    # Products of float32 are computed in registers, which hold a small tile.
+    tall = min(power_of_two(rows, FEW_ROWS), _SWAPPED_ROWS if itemsize <= 2 or INTERPRETED else FEW_ROWS)
+    # Every program reads all of x, so with many rows each has more outputs.
+    large = tall > _SWAPPED_NARROW_ROWS or INTERPRETED
+    wide = (128 if large else 64) if itemsize <= 2 or INTERPRETED else 32
+    programs = ceil_div(rows, tall) * ceil_div(weight.width, wide)
+    each = max(1, min(_PROGRAMS_A_PROCESSOR, 128 // tall))
     return _Shape(
-        rows=FEW_ROWS,
+        rows=tall,
         wide=wide,
-        warps=4,
-        stages=4 if deep else 1,
-        splits=min(wanted, _SPLITS_MAX, 1 << (most.bit_length() - 1)),
+        warps=8 if large else 4,
+        stages=(3 if large else 4) if architecture() != "gfx942" else 1,
+        splits=_splits(weight, processors * each // programs),
+        swapped=True,
     )
+
+
+def _splits(weight: KernelWeight, wanted: int) -> int:
+    """Returns among how many programs columns are divided, a power of two, so that each has at least four pieces."""
+    most = max(1, min(wanted, _SPLITS_MAX, weight.columns // (4 * weight.piece)))
+    return 1 << (most.bit_length() - 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.products.unpacking import (
     float8_numbers,
+    int8_numbers,
     level_numbers,
     load_levels,
 )
@@ -49,14 +50,12 @@ def _dequantize_kernel(
         table = load_levels(levels)
     scale_at = at if GROUP == 0 else first // GROUP * width + at
     scale = tl.load(scales + scale_at)[:, None]
-    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
-    if zeros is not None:
-        zero = tl.load(zeros + scale_at)[:, None]
+    zero = None if zeros is None else tl.load(zeros + scale_at)[:, None]
     exists = (n < width)[:, None]
     if KIND == "int4":
         c = tl.arange(0, PIECE // 2)
-        packed = tl.load(lines + (first // 2 + c)[None, :])
-        low, high = level_numbers(packed & 15, zero, table), level_numbers(packed >> 4, zero, table)
+        packed = tl.load(lines + (first // 2 + c)[None, :]).to(tl.uint32)
+        low, high = level_numbers(packed & 15, zero, table, MIDDLE), level_numbers(packed >> 4, zero, table, MIDDLE)
         low_at = first + c
         high_at = low_at + PIECE // 2
         kind = out.dtype.element_ty
@@ -65,7 +64,7 @@ def _dequantize_kernel(
     else:
         c = first + tl.arange(0, PIECE)
         w = tl.load(lines + c[None, :])
-        numbers = float8_numbers(w, FLOAT8) if KIND == "fp8" else w.to(tl.float32) - zero
+        numbers = float8_numbers(w, FLOAT8) if KIND == "fp8" else int8_numbers(w, zero)
         mask = exists & (c < COLUMNS)[None, :]
         tl.store(lines_out + c[None, :], (numbers * scale).to(out.dtype.element_ty), mask=mask)
 
