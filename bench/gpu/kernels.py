@@ -29,7 +29,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_attention
 )
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
-from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.experts import library_experts, mixed_experts
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.products.quantized import quantized_linear, swapped_linear
 from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
@@ -195,7 +195,8 @@ def errors() -> Iterator[tuple[str, float]]:
             yield f"{name}, {rows} rows", _quantized_error(weight, rows, quantized_linear)
             yield f"{name}, {rows} rows, swapped", _quantized_error(weight, rows, swapped_linear)
     for tokens in (3, 300, 4000):
-        yield f"experts, {tokens} tokens", _experts_error(tokens)
+        yield f"experts, {tokens} tokens", _experts_error(tokens, mixed_experts)
+        yield f"experts, {tokens} tokens, library", _experts_error(tokens, library_experts)
     cache = torch.randint(0, 2**60, (64, 50, 4096), device=DEVICE)
     packed = torch.zeros(7, 64, 4096, device=DEVICE, dtype=torch.int64)
     blocks = torch.tensor([3, 49, 0, 7, 8, 11, 20], dtype=torch.int32, device=DEVICE)
@@ -221,10 +222,10 @@ def _quantized_error(weight: QuantizedWeight, rows: int, product: Callable[..., 
     return error(ours, F.linear(weight.round_rows(x.float()), weight.dequantized()))
 
 
-def _experts_error(tokens: int) -> float:
+def _experts_error(tokens: int, mixed: Callable[..., Tensor]) -> float:
     x, up, down = draw(tokens, 512), draw(16, 2 * 384, 512, scale=0.04), draw(16, 512, 384, scale=0.05)
     shares, chosen = route(draw(tokens, 16), 4, normalise=True)
-    ours = mixed_experts(x, shares, chosen, up, down, "silu")
+    ours = mixed(x, shares, chosen, up, down, "silu")
     ups, downs = ([partial(F.linear, weight=one.float()) for one in matrices] for matrices in (up, down))
     theirs = reference_experts(x.float(), shares.float(), chosen, ups, downs, gated_by("silu"))
     return error(ours, theirs)
