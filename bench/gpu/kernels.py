@@ -29,11 +29,12 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_attention
 )
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
-from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
+from antiphon.services.engine.backends.triton.kernels.experts import library_experts, mixed_experts
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.products.quantized import quantized_linear, swapped_linear
+from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
 from antiphon.services.engine.kernels.experts import route
@@ -191,9 +192,11 @@ def errors() -> Iterator[tuple[str, float]]:
     for name, quantize in QUANTIZED.items():
         weight = quantize(draw(1000, 4096, scale=0.02))
         for rows in (1, 16, 70, 300):
-            yield f"{name}, {rows} rows", _quantized_error(weight, rows)
+            yield f"{name}, {rows} rows", _quantized_error(weight, rows, quantized_linear)
+            yield f"{name}, {rows} rows, swapped", _quantized_error(weight, rows, swapped_linear)
     for tokens in (3, 300, 4000):
-        yield f"experts, {tokens} tokens", _experts_error(tokens)
+        yield f"experts, {tokens} tokens", _experts_error(tokens, mixed_experts)
+        yield f"experts, {tokens} tokens, library", _experts_error(tokens, library_experts)
     cache = torch.randint(0, 2**60, (64, 50, 4096), device=DEVICE)
     packed = torch.zeros(7, 64, 4096, device=DEVICE, dtype=torch.int64)
     blocks = torch.tensor([3, 49, 0, 7, 8, 11, 20], dtype=torch.int32, device=DEVICE)
@@ -213,16 +216,16 @@ def _skinny_error(rows: int) -> float:
     return error(ours, residual.float() + gated(ACTIVATIONS["silu"], F.linear(x.float(), weight.float())))
 
 
-def _quantized_error(weight: QuantizedWeight, rows: int) -> float:
+def _quantized_error(weight: QuantizedWeight, rows: int, product: Callable[..., Tensor]) -> float:
     x = draw(rows, weight.shape[1])
-    ours = quantized_linear(x, kernel_weight(weight, BF16))
+    ours = product(x, kernel_weight(weight, BF16))
     return error(ours, F.linear(weight.round_rows(x.float()), weight.dequantized()))
 
 
-def _experts_error(tokens: int) -> float:
+def _experts_error(tokens: int, mixed: Callable[..., Tensor]) -> float:
     x, up, down = draw(tokens, 512), draw(16, 2 * 384, 512, scale=0.04), draw(16, 512, 384, scale=0.05)
     shares, chosen = route(draw(tokens, 16), 4, normalise=True)
-    ours = mixed_experts(x, shares, chosen, up, down, "silu")
+    ours = mixed(x, shares, chosen, up, down, "silu")
     ups, downs = ([partial(F.linear, weight=one.float()) for one in matrices] for matrices in (up, down))
     theirs = reference_experts(x.float(), shares.float(), chosen, ups, downs, gated_by("silu"))
     return error(ours, theirs)
@@ -267,7 +270,7 @@ def times() -> dict[str, dict[str, float]]:
 
 
 def quantized_times() -> dict[str, dict[str, float]]:
-    """Returns the same for products of 1, 8 and 256 rows with weights of 4096 x 14336, quantized and in bfloat16."""
+    """Returns the same for products of 1 to 256 rows with weights of 4096 x 14336, quantized and in bfloat16."""
     width, columns, found = 4096, 14336, dict[str, dict[str, float]]()
     plain = [draw(width, columns, scale=0.02) for _ in range(4)]
     for name, quantize in QUANTIZED.items():
@@ -275,7 +278,10 @@ def quantized_times() -> dict[str, dict[str, float]]:
         for rows in (1, 8, 256):
             ms = graph_ms(_in_turn(quantized_linear, draw(rows, columns), weights)) / len(weights)
             found[f"{name}, {rows} rows"] = _moved(ms, weights[0].values.nbytes)
-    for rows in (1, 8, 256):
+        for rows in (8, 64, 128):
+            ms = graph_ms(_in_turn(swapped_linear, draw(rows, columns), weights)) / len(weights)
+            found[f"{name}, {rows} rows, swapped"] = _moved(ms, weights[0].values.nbytes)
+    for rows in (1, 8, 64, 128, 256):
         ms = graph_ms(_in_turn(F.linear, draw(rows, columns), plain)) / len(plain)
         found[f"bfloat16, {rows} rows"] = _moved(ms, plain[0].nbytes)
     return found

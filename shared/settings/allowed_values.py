@@ -15,7 +15,11 @@ from antiphon.shared.settings.output_formats import (
 )
 
 LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
-GPU_KERNEL_FORMS = {"plain": ("skinny", "library", "fixed"), "quantized": ("tiles", "library", "scaled")}
+GPU_KERNEL_FORMS = {
+    "plain": ("skinny", "library", "fixed"),
+    "quantized": ("tiles", "swapped", "library", "scaled"),
+    "experts": ("tiles", "library"),
+}
 """The forms that products with weights have on a GPU, by the kind of weight."""
 
 
@@ -28,7 +32,8 @@ def _are_gpu_kernels(value: str) -> bool:
 
 
 GPU_KERNELS = Rule(
-    "auto, measure, reference, or plain=skinny|library|fixed or quantized=tiles|library|scaled, or both with a comma",
+    "auto, measure, reference, or plain=skinny|library|fixed, quantized=tiles|swapped|library|scaled, "
+    "experts=tiles|library, or several of them with commas",
     _are_gpu_kernels,
 )
 TEMPERATURE = Rule("between 0 and 2", lambda value: 0 <= value <= 2)

@@ -236,7 +236,8 @@ class ExecutionSettings(Settings, group="engine: execution"):
         "auto",
         "what computes the products with weights on a GPU with Triton kernels: auto measures the forms at the first "
         "start and takes the fastest, measure does so at each start, reference takes those of a fixed rule, and "
-        "plain=skinny|library|fixed and quantized=tiles|library|scaled, with a comma between them, name forms",
+        "plain=skinny|library|fixed, quantized=tiles|swapped|library|scaled and experts=tiles|library, with commas "
+        "between them, name forms",
         rule=GPU_KERNELS,
     )
     compile_cache: str = flag(

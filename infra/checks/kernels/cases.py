@@ -31,7 +31,10 @@ from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import r
 from antiphon.services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
 from antiphon.services.engine.backends.triton.kernels.lora import LoraTiles, add_products
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, order_rows, quantized_linear
+from antiphon.services.engine.backends.triton.kernels.products.quantized import quantized_linear, swapped_linear
+from antiphon.services.engine.backends.triton.kernels.products.rows import order_rows
+from antiphon.services.engine.backends.triton.kernels.products.skinny import fixed_linear, skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight
 from antiphon.services.engine.backends.triton.kernels.recurrent.convolution import convolve
 from antiphon.services.engine.backends.triton.kernels.recurrent.delta import attend_delta, finish_delta
 from antiphon.services.engine.backends.triton.kernels.recurrent.moves import DeviceMoves
@@ -42,7 +45,6 @@ from antiphon.services.engine.backends.triton.kernels.recurrent.state_space impo
     scan_heads,
 )
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from antiphon.services.engine.backends.triton.kernels.skinny import fixed_linear, skinny_linear
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
 from antiphon.services.engine.kernels.sampling import new_columns
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
@@ -443,11 +445,14 @@ QUANTIZED = {
 
 
 def quantized(weight: KernelWeight, dtype: torch.dtype) -> Callable[[], None]:
-    """Returns a case with the products of few, some and many rows."""
+    """Returns a case with the products of few, some and many rows, and of one, some and most with swapped operands."""
 
     def start() -> None:
+        bias = empty(weight.width, dtype=dtype)
         for rows in (4, 64, 2048):
-            quantized_linear(empty(rows, weight.columns, dtype=dtype), weight, empty(weight.width, dtype=dtype))
+            quantized_linear(empty(rows, weight.columns, dtype=dtype), weight, bias)
+        for rows in (1, 64, 128):
+            swapped_linear(empty(rows, weight.columns, dtype=dtype), weight, bias)
 
     return start
 

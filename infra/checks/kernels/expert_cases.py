@@ -8,7 +8,7 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts
-from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
 from antiphon.services.engine.models.description import Experts
 from antiphon.services.engine.quantization.weight import WeightKind

@@ -8,11 +8,12 @@ product behind it: on an H100 that made the product take twice as long.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from antiphon.services.engine.backends.triton.autotune.expert_forms import ExpertWeights, RoutedRows
 from antiphon.services.engine.backends.triton.autotune.forms import Choice, Products
 from antiphon.services.engine.backends.triton.kernels.activation import activated
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
@@ -25,13 +26,12 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_attention
 from antiphon.services.engine.backends.triton.kernels.attention.latent_rows import store_latents
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
-from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, pack_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight
+from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import kernel_weight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
-from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.recurrent import (
     TritonChannelDelta,
     TritonChannelSpace,
@@ -190,12 +190,14 @@ class TritonMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """A `RoutedMlp` with plain or packed matrices."""
+    """A `RoutedMlp` with plain or packed matrices.
+
+    `parts`: all but the matrices.
+    """
 
     parts: ExpertParts
-    gate_up: Tensor | PackedExperts
-    down: Tensor | PackedExperts
-    one_tile: bool = False
+    weights: ExpertWeights
+    choice: Choice
 
     def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
         """See `RoutedMlp`."""
@@ -209,10 +211,7 @@ class TritonExpertMlp:
         x, p = x.contiguous(), self.parts
         shares, chosen = route_tokens(p.router(routed), p.experts, p.correction, p.scales)
         inputs, added = (x, residual) if p.latent is None else (p.latent[0](x), None)
-        mixed = mixed_experts(
-            inputs, shares, chosen, self.gate_up, self.down, p.activation, added, (p.up_bias, p.down_bias),
-            weighted_inputs=p.experts.weighted_inputs, gated=p.gated, one_tile=self.one_tile,
-        )  # fmt: skip
+        mixed = self.choice.compute(RoutedRows(inputs, shares, chosen), self.weights, None, added)
         if p.latent is not None:
             mixed = p.latent[1](mixed) if residual is None else p.latent[1].add_to(residual, mixed)
         return mixed if p.shared is None else p.shared.added_to(mixed, x)
@@ -400,9 +399,20 @@ class TritonOperations(Operations):
 
     def expert_mlp(self, parts: ExpertParts) -> RoutedMlp:
         """See `Operations`."""
-        return TritonExpertMlp(
-            parts, self._experts(parts.gate_up), self._experts(parts.down), one_tile=self._deterministic
+        weights = ExpertWeights(
+            gate_up=self._experts(parts.gate_up),
+            down=self._experts(parts.down),
+            biases=(parts.up_bias, parts.down_bias),
+            activation=parts.activation,
+            gated=parts.gated,
+            weighted_inputs=parts.experts.weighted_inputs,
+            per_token=parts.experts.num_per_token,
+            one_tile=self._deterministic,
         )
+        like = weights.down if isinstance(weights.down, Tensor) else weights.down.scales.new_empty(0, dtype=self._dtype)
+        # Matrices that became others must not stay in memory beside them.
+        rest = replace(parts, gate_up=(), down=())
+        return TritonExpertMlp(rest, weights, self.products.add_experts(weights, like))
 
     def _experts(self, matrices: ExpertMatrices) -> Tensor | PackedExperts:
         """Returns matrices [experts, out, in] as the grouped products take them."""

@@ -7,9 +7,12 @@
                  fixed      a kernel in which a row has the same bits in any batch; only where that is asked for
     quantized    tiles      a kernel that dequantizes in registers, for every tile of 16 rows; a row has the same bits
                             in any batch
+                 swapped    the same with W as the left operand, so that up to 128 rows share what is dequantized
                  library    W is dequantized first, then the vendor's library
                  scaled     the vendor's library for 8-bit floating point; rows are rounded to it too, if W is of this
                             kind and was made for that (`QuantizedWeight.rows_in_fp8`)
+    experts      tiles      kernels that gather the rows of each expert; rows come with what a router has chosen
+                 library    PyTorch's grouped product, for plain matrices without biases
 
 Without measuring a fixed rule chooses (`usual`). `tuning` chooses by measuring.
 """
@@ -22,23 +25,26 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.kernels.quantized import (
-    KernelWeight,
+from antiphon.services.engine.backends.triton.autotune.expert_forms import ExpertWeights, grouped_experts, tile_experts
+from antiphon.services.engine.backends.triton.kernels.products.quantized import (
     in_tiles,
     library_linear,
     scaled_linear,
+    swapped_linear,
     tiles_linear,
 )
-from antiphon.services.engine.backends.triton.kernels.skinny import ROWS_MAX, fixed_linear, skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.skinny import ROWS_MAX, fixed_linear, skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight
 
 FEW_ROWS = 8
 """Rows up to which `skinny` is usual: up to here a product takes only the time of reading its weight, with any tile
 size."""
-_TILES_ROWS_MAX = 256
-"""Rows up to which `tiles` can be faster than the library, which then multiplies many times as many rows a byte."""
+_TILES_ROWS_MAX, _SWAPPED_ROWS_MAX = 256, 512
+"""Rows up to which `tiles` and `swapped` can be faster than the library, which then multiplies many times as many rows
+a byte."""
 
-Kind = Literal["plain", "quantized"]
-Compute = Callable[[Tensor, Any, Tensor | None, Tensor | None], Tensor]
+Kind = Literal["plain", "quantized", "experts"]
+Compute = Callable[[Any, Any, Tensor | None, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,23 +83,25 @@ FORMS: dict[Kind, tuple[Form, ...]] = {
     ),
     "quantized": (
         Form(name="tiles", compute=tiles_linear, tried_max=_TILES_ROWS_MAX),
+        Form(name="swapped", compute=swapped_linear, tried_max=_SWAPPED_ROWS_MAX),
         Form(name="library", compute=library_linear),
         Form(name="scaled", compute=scaled_linear, in_fp8=True),
     ),
+    "experts": (Form(name="tiles", compute=tile_experts), Form(name="library", compute=grouped_experts)),
 }
 
 
 class Choice:
     """Which form computes products with weights of one kind, shape and type."""
 
-    def __init__(self, kind: Kind, usual: Callable[[int], str], *, rows_in_fp8: bool = False) -> None:
+    def __init__(self, kind: Kind, usual: Callable[[int], str], *, left_out: str = "") -> None:
         """`usual` returns the name of the form for a number of rows where nothing else was chosen.
 
-        `rows_in_fp8`: whether forms that round rows to 8-bit floating point may be chosen.
+        `left_out`: the name of a form that does not compute this product, if there is one.
         """
         self.kind: Kind = kind
         self.usual = usual
-        self.forms = {form.name: form for form in FORMS[kind] if rows_in_fp8 or not form.in_fp8}
+        self.forms = {form.name: form for form in FORMS[kind] if form.name != left_out}
         self._bounds: Sequence[int] = ()
         self._names: Sequence[str] = ()
 
@@ -108,10 +116,11 @@ class Choice:
 
     def candidates(self, rows: int) -> list[Form]:
         """Returns the forms that may be the fastest for a number of rows, the usual one first."""
-        found = [form for form in self.forms.values() if form.tried_max is None or rows <= form.tried_max]
-        return sorted(found, key=lambda form: form.name != self.usual(rows))
+        usual = self.usual(rows)
+        others = (form for name, form in self.forms.items() if name != usual)
+        return [self.forms[usual], *(form for form in others if form.tried_max is None or rows <= form.tried_max)]
 
-    def compute(self, x: Tensor, weight: Any, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    def compute(self, x: Any, weight: Any, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
         """Returns y, see the module. `x` is contiguous; the residual may be overwritten."""
         return self.forms[self.name(x.shape[0])].compute(x, weight, bias, residual)
 
@@ -155,7 +164,23 @@ class Products:
         ]
         name = f"{', '.join(filter(None, parts))}, {_type(like)} {weight.width} x {weight.columns}"
         usual = usual_quantized(weight)
-        return self._add(name, weight, lambda: Choice("quantized", usual, rows_in_fp8=weight.rows_in_fp8))
+        left_out = "" if weight.rows_in_fp8 else "scaled"
+        return self._add(name, weight, lambda: Choice("quantized", usual, left_out=left_out))
+
+    def add_experts(self, weight: ExpertWeights, like: Tensor) -> Choice:
+        """Returns the choice for a layer's experts; `like` has the type of the rows."""
+        experts, hidden, inner = weight.down.shape
+        parts = [
+            f"{weight.per_token} of {experts} experts",
+            weight.stored,
+            weight.activation,
+            "" if weight.gated else "no gates",
+            "weighted inputs" if weight.weighted_inputs else "",
+            "biases" if weight.has_biases else "",
+        ]
+        name = f"{', '.join(filter(None, parts))}, {_type(like)} {inner} x {hidden}"
+        left_out = "" if weight.fits_library else "library"
+        return self._add(name, weight, lambda: Choice("experts", lambda _: "tiles", left_out=left_out))
 
     def _add(self, name: str, weight: Any, make: Callable[[], Choice]) -> Choice:
         product = self.found.get(name)

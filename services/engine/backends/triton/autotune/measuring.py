@@ -9,9 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from antiphon.services.engine.backends.triton.autotune.expert_forms import (
+    ExpertWeights,
+    reference_experts,
+    routed_like,
+)
 from antiphon.services.engine.backends.triton.autotune.forms import Form
 from antiphon.services.engine.backends.triton.graphs import CudaCapture
-from antiphon.services.engine.backends.triton.kernels.quantized import dequantized, order_rows, round_rows
+from antiphon.services.engine.backends.triton.kernels.products.rows import order_rows, round_rows
+from antiphon.services.engine.backends.triton.kernels.products.weights import dequantized
 
 ERRORS_MAX = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Largest relative error by the type of rows: several times the error of rounding operands and result to the type."""
@@ -65,8 +71,10 @@ def _host_ms(calls: Sequence[Callable[[], object]]) -> float:
     return 1000 * statistics.median(found) / len(calls)
 
 
-def rows_like(weight: Any, num_rows: int, like: Tensor) -> Tensor:
+def rows_like(weight: Any, num_rows: int, like: Tensor) -> Any:
     """Returns rows of random numbers for a product, of the type and on the device of `like`."""
+    if isinstance(weight, ExpertWeights):
+        return routed_like(weight, num_rows, like)
     columns = weight.shape[1] if isinstance(weight, Tensor) else weight.columns
     if not isinstance(weight, Tensor) and weight.order is not None:
         columns = int(weight.order.max()) + 1
@@ -74,11 +82,13 @@ def rows_like(weight: Any, num_rows: int, like: Tensor) -> Tensor:
     return torch.randn((num_rows, columns), generator=generator, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
-def reference(x: Tensor, weight: Any, *, in_fp8: bool = False) -> Tensor:
+def reference(x: Any, weight: Any, *, in_fp8: bool = False) -> Tensor:
     """Returns x Wᵀ in float32, from the numbers that a quantized weight, and rows in 8 bits, stand for.
 
     `in_fp8`: rows are rounded to float8_e4m3.
     """
+    if isinstance(weight, ExpertWeights):
+        return reference_experts(x, weight)
     if isinstance(weight, Tensor):
         return F.linear(x.float(), weight.float())
     x = x if weight.order is None else order_rows(x, weight.order)
@@ -88,7 +98,7 @@ def reference(x: Tensor, weight: Any, *, in_fp8: bool = False) -> Tensor:
     return F.linear(x.float(), dequantized(weight, torch.float32))
 
 
-def check(form: Form, x: Tensor, weight: Any, expected: Tensor) -> None:
+def check(form: Form, x: Any, weight: Any, expected: Tensor) -> None:
     """Raises `WrongResult` if the form does not compute `expected`."""
     found = form.compute(x, weight, None, None).float()
     error = float((found - expected).norm() / expected.norm().clamp_min(1e-30))
@@ -97,9 +107,15 @@ def check(form: Form, x: Tensor, weight: Any, expected: Tensor) -> None:
         raise WrongResult(f"its relative error is {error:.2g}")
 
 
-def milliseconds(form: Form, x: Tensor, weights: Sequence[Any], timer: Timer) -> float:
+def milliseconds(form: Form, x: Any, weights: Sequence[Any], timer: Timer) -> float:
     """Returns the time of a product with one of the weights, which are used in turn."""
-    nbytes = weights[0].nbytes if isinstance(weights[0], Tensor) else weights[0].values.nbytes
     most = _WEIGHTS_MAX if x.shape[0] < _MANY_ROWS else _WEIGHTS_MAX_MANY
-    num = max(1, min(len(weights), most, -(-_READ_BYTES // nbytes)))
+    num = max(1, min(len(weights), most, -(-_READ_BYTES // _nbytes(weights[0]))))
     return timer([lambda weight=weight: form.compute(x, weight, None, None) for weight in weights[:num]])
+
+
+def _nbytes(weight: Any) -> int:
+    """Returns the bytes of the matrices, about those that a product of many rows reads."""
+    if isinstance(weight, ExpertWeights):
+        return _nbytes(weight.gate_up) + _nbytes(weight.down)
+    return weight.nbytes if isinstance(weight, Tensor) else weight.values.nbytes

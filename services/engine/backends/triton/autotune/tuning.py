@@ -9,6 +9,7 @@ Called by the worker when the weights are loaded, before it measures how much me
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def _measured(name: str, product: Product, rows: int, like: Tensor, timer: Timer
 
 
 def _time(
-    name: str, form: Form, product: Product, x: Tensor, expected: Tensor, timer: Timer, told: set[str]
+    name: str, form: Form, product: Product, x: Any, expected: Tensor, timer: Timer, told: set[str]
 ) -> float | None:
     try:
         check(form, x, product.weights[0], expected)

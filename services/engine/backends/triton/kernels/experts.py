@@ -13,10 +13,12 @@ an atomic one.
 """
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from antiphon.services.engine.backends.triton.kernels.activation import activated
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, multiply_pairs
 from antiphon.services.engine.backends.triton.kernels.runtime import ceil_div, launch, power_of_two
 
@@ -103,9 +105,44 @@ def mixed_experts(
         inner, down, biases[1], shares, outer,
         per_row=1, outer=True, weighted=not weighted_inputs, gated=False, **places,
     )  # fmt: skip
-    out = torch.empty_like(x)
-    grid = (tokens, ceil_div(hidden, 1024))
-    launch(_combine_kernel, grid, outer, residual, out, hidden, warps=4, PER_TOKEN=per_token, PIECE=1024)
+    return _combined(outer, residual, tokens)
+
+
+def library_experts(
+    x: Tensor,
+    shares: Tensor,
+    chosen: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    residual: Tensor | None = None,
+    *,
+    weighted_inputs: bool = False,
+    gated: bool = True,
+) -> Tensor:
+    """Returns the same by PyTorch's grouped product, for plain matrices without biases. See `mixed_experts`.
+
+    Rows are copied in the order of their experts before the products, and back after them.
+    """
+    tokens, per_token = chosen.shape
+    experts = len(down)
+    # With tiles of one row the pairs are sorted without padding, and the owners are their experts.
+    pairs, owners = _align(chosen, experts, 1)
+    ends = torch.searchsorted(owners, torch.arange(experts, device=x.device), right=True, out_int32=True)
+    weights = shares.flatten().index_select(0, pairs).unsqueeze(1)
+    inner = F.grouped_mm(x.index_select(0, pairs // per_token), gate_up.transpose(1, 2), offs=ends)
+    inner = activated(inner.mul_(weights) if weighted_inputs else inner, activation, gated)
+    outer = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+    outer = outer if weighted_inputs else outer.mul_(weights)
+    return _combined(torch.empty_like(outer).index_copy_(0, pairs.to(torch.int64), outer), residual, tokens)
+
+
+def _combined(parts: Tensor, residual: Tensor | None, tokens: int) -> Tensor:
+    """Returns residual + Σ of the parts [pairs, hidden] of each token."""
+    hidden = parts.shape[1]
+    out = torch.empty((tokens, hidden), dtype=parts.dtype, device=parts.device)
+    grid, per_token = (tokens, ceil_div(hidden, 1024)), len(parts) // max(1, tokens)
+    launch(_combine_kernel, grid, parts, residual, out, hidden, warps=4, PER_TOKEN=per_token, PIECE=1024)
     return out
 
 

@@ -4,7 +4,7 @@
     outer   [pairs, hidden] = weight · inner downᵀ
 
 Each program multiplies a tile of pairs, all of one expert, by some of its outputs. Quantized matrices are read in their
-stored form and dequantized in registers, as in `kernels.quantized`: the numbers without scale are exact in the type of
+stored form and dequantized in registers, as in `products.quantized`: the numbers without scale are exact in the type of
 x, and scales are applied to float32 sums. They keep the memory of their stored form; a plain copy of the experts of
 gpt-oss-120b would take 230 GB in place of 60.
 """
@@ -19,12 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.activation import activate, activate_gated
-from antiphon.services.engine.backends.triton.kernels.quantized import (
-    KernelWeight,
-    add_piece,
-    kernel_weight,
-    load_levels,
-)
+from antiphon.services.engine.backends.triton.kernels.products.unpacking import add_piece, load_levels
+from antiphon.services.engine.backends.triton.kernels.products.weights import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.runtime import INTERPRETED, architecture, ceil_div, launch
 from antiphon.services.engine.backends.triton.kernels.scores import multiply
 from antiphon.services.engine.quantization.weight import QuantizedWeight
@@ -92,22 +88,20 @@ def _grouped_kernel(
 @triton.jit
 def _add_scaled(
     acc, source, lines, first, real, scales, zeros, at, table,
-    COLUMNS: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, WIDE: tl.constexpr,
-    KIND: tl.constexpr, FLOAT8: tl.constexpr,
+    COLUMNS: tl.constexpr, PIECE: tl.constexpr, GROUP: tl.constexpr, MIDDLE: tl.constexpr, KIND: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Returns `acc` plus the products of a piece of columns, scaled if groups of columns have scales of their own.
 
     `at` [WIDE]: places of the scales and zero points of this piece.
     """
-    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
-    if zeros is not None:
-        zero = tl.load(zeros + at)[:, None]
+    zero = None if zeros is None else tl.load(zeros + at)[:, None]
     if GROUP > 0:
         total = tl.zeros(acc.shape, tl.float32)
-        total = add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+        total = add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, MIDDLE, KIND, FLOAT8, False)
         return acc + total * tl.load(scales + at)[None, :]
     else:
-        return add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+        return add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, MIDDLE, KIND, FLOAT8, False)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -140,12 +134,12 @@ def _packed_kernel(
                 group = at + first // GROUP * parts
             acc = _add_scaled(
                 acc, source, lines, first, real, scales, zeros, group, table,
-                COLUMNS, PIECE, GROUP, MIDDLE, WIDE, KIND, FLOAT8,
+                COLUMNS, PIECE, GROUP, MIDDLE, KIND, FLOAT8,
             )  # fmt: skip
             if GATED:
                 up = _add_scaled(
                     up, source, below, first, real, scales, zeros, group + width, table,
-                    COLUMNS, PIECE, GROUP, MIDDLE, WIDE, KIND, FLOAT8,
+                    COLUMNS, PIECE, GROUP, MIDDLE, KIND, FLOAT8,
                 )  # fmt: skip
         if GROUP == 0:
             acc = acc * tl.load(scales + at)[None, :]

@@ -5,17 +5,20 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.autotune import forms, tuning
+from antiphon.services.engine.backends.triton.autotune.expert_forms import ExpertWeights
 from antiphon.services.engine.backends.triton.autotune.forms import FORMS, Choice, Form, Products
 from antiphon.services.engine.backends.triton.autotune.kept import Kept
 from antiphon.services.engine.backends.triton.autotune.measuring import Timer, check, reference, rows_like, timer_of
 from antiphon.services.engine.backends.triton.autotune.tuning import Asked, asked, row_numbers, tune
-from antiphon.services.engine.backends.triton.kernels.quantized import few_rows, kernel_weight
+from antiphon.services.engine.backends.triton.kernels.products.quantized import few_rows
+from antiphon.services.engine.backends.triton.kernels.products.weights import kernel_weight
 from antiphon.shared.settings.allowed_values import GPU_KERNEL_FORMS, GPU_KERNELS
 from tests.unit.engine.backends.triton.test_quantized import KINDS, draw
 
@@ -59,6 +62,7 @@ def test_every_form_computes_the_product(kind: str, dtype: torch.dtype) -> None:
     weight = kernel_weight(KINDS[kind](draw(48, 208, seed=1)), dtype)
     choice = Products().add_quantized(weight, torch.empty(0, dtype=dtype))
     assert ("scaled" in choice.forms) == (kind == "fp8")
+    assert "swapped" in choice.forms
     for rows in (3, 40):
         x = rows_like(weight, rows, torch.empty(0, dtype=dtype))
         for form in choice.forms.values():
@@ -87,6 +91,51 @@ def test_a_reordered_weight_is_measured_with_rows_of_its_inputs() -> None:
         check(form, x, weight, reference(x, weight))
 
 
+def expert_weights(dtype: torch.dtype, **chosen: Any) -> ExpertWeights:
+    sizes = (96, 48) if chosen.get("gated", True) else (48, 48)
+    usual: dict[str, Any] = {
+        "gate_up": draw(5, sizes[0], 40, seed=1, dtype=dtype) / 6,
+        "down": draw(5, 40, sizes[1], seed=2, dtype=dtype) / 6,
+        "biases": (None, None),
+        "activation": "silu",
+        "gated": True,
+        "weighted_inputs": False,
+        "per_token": 2,
+        "one_tile": False,
+    }
+    return ExpertWeights(**{**usual, **chosen})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"activation": "swigluoai"}, {"gated": False, "activation": "relu2"}, {"weighted_inputs": True}],
+    ids=str,
+)
+def test_every_form_computes_a_mixture_of_experts(chosen: dict[str, Any], dtype: torch.dtype) -> None:
+    weight = expert_weights(dtype, **chosen)
+    for rows in (1, 37):
+        x = rows_like(weight, rows, torch.empty(0, dtype=dtype))
+        residual = draw(rows, 40, seed=3, dtype=dtype)
+        expected = reference(x, weight)
+        for form in FORMS["experts"]:
+            check(form, x, weight, expected)
+            added = form.compute(x, weight, None, residual)
+            torch.testing.assert_close(added.float(), expected + residual.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_experts_are_measured_where_the_library_has_their_product() -> None:
+    products = Products()
+    plain, weighted = (
+        products.add_experts(expert_weights(torch.float32, weighted_inputs=w), LIKE) for w in (False, True)
+    )
+    biased = products.add_experts(expert_weights(torch.float32, biases=(draw(5, 96), draw(5, 40))), LIKE)
+    assert len({id(choice) for choice in (plain, weighted, biased)}) == len(products.found) == 3
+    tune(products, 64, LIKE, MEASURE, None, Clock(lambda name, rows: 1.0 if (name == "tiles") == (rows < 32) else 2.0))
+    assert names(plain, (1, 16, 32, 64, 65)) == ["tiles", "tiles", "library", "library", "tiles"]
+    assert names(biased, (1, 64)) == ["tiles", "tiles"]
+
+
 def test_the_rule_holds_until_something_is_chosen() -> None:
     _, plain = plain_products()
     assert names(plain, (1, 8, 9, 5000)) == ["skinny", "skinny", "library", "library"]
@@ -94,7 +143,9 @@ def test_the_rule_holds_until_something_is_chosen() -> None:
     choice = Products().add_quantized(weight, LIKE)
     assert names(choice, (1, few_rows(weight), few_rows(weight) + 1)) == ["tiles", "tiles", "library"]
     dynamic = kernel_weight(KINDS["int8_dynamic"](draw(16, 64)), torch.float32)
-    assert Products().add_quantized(dynamic, LIKE).name(4096) == "tiles"
+    large = Products().add_quantized(dynamic, LIKE)
+    assert large.name(4096) == "tiles"
+    assert [form.name for form in large.candidates(4096)] == ["tiles", "library"], "the usual form is always one"
 
 
 def test_the_fastest_form_is_taken_for_each_number_of_rows(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,7 +257,7 @@ def test_rows_are_rounded_to_8_bit_floating_point_only_where_the_weights_were_ma
     for weight, expected in ((rounded, "scaled"), (replace(rounded, rows_in_fp8=False), "library")):
         products = Products()
         choice = products.add_quantized(kernel_weight(weight, torch.float32), LIKE)
-        clock = Clock(lambda name, _: {"scaled": 1.0, "library": 2.0, "tiles": 3.0}[name])
+        clock = Clock(lambda name, _: {"scaled": 1.0, "library": 2.0}.get(name, 3.0))
         tune(products, 64, LIKE, MEASURE, None, clock)
         assert choice.name(64) == expected
     products = Products()
@@ -223,7 +274,7 @@ def test_rows_are_rounded_to_8_bit_floating_point_only_where_the_weights_were_ma
 
 def test_what_the_setting_asks_for() -> None:
     assert dict(GPU_KERNEL_FORMS) == {kind: tuple(form.name for form in each) for kind, each in FORMS.items()}
-    for value in ("auto", "measure", "reference", "plain=library", "quantized=tiles,plain=skinny"):
+    for value in ("auto", "measure", "reference", "plain=library", "experts=library", "quantized=tiles,plain=skinny"):
         assert GPU_KERNELS.holds(value)
     for value in ("", "fast", "plain", "plain=tiles", "plain=skinny,plain=library", "auto,plain=skinny"):
         assert not GPU_KERNELS.holds(value)

@@ -8,7 +8,12 @@ from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, pack_experts
+from antiphon.services.engine.backends.triton.operations import TritonOperations
+from antiphon.services.engine.models.description import Experts
+from antiphon.services.engine.models.layers.linear import DenseLinear
+from antiphon.services.engine.models.layers.mlp import ExpertMlp, ExpertParts
 from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.services.engine.worker.loading.tensors import tensors_of
 from tests.unit.engine.backends.triton.close import assert_close, assert_same_bits
 from tests.unit.engine.backends.triton.test_quantized import KINDS, draw
 
@@ -94,3 +99,27 @@ def test_matrices_that_the_kernel_cannot_read_are_left_to_the_caller() -> None:
     assert pack_experts([nf4, other], torch.float32) is None
     equal = replace(nf4, levels=None if nf4.levels is None else nf4.levels.clone())
     assert pack_experts([nf4, equal], torch.float32) is not None
+
+
+def test_quantized_matrices_are_in_memory_once() -> None:
+    ups, downs = (
+        tuple(KINDS["int8"](draw(*sizes, seed=seed) / 10) for seed in range(EXPERTS))
+        for sizes in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+    )
+    parts = ExpertParts(
+        experts=Experts(
+            num_experts=EXPERTS, num_per_token=2, normalise=True, intermediate_size=INNER, layers=frozenset({0})
+        ),
+        router=DenseLinear(draw(EXPERTS, HIDDEN), None),
+        gate_up=ups,
+        down=downs,
+        activation="silu",
+        shared=None,
+    )
+    mlp = TritonOperations(64, torch.float32).expert_mlp(parts)
+    held = {tensor.data_ptr(): tensor.nbytes for _, tensor in tensors_of(mlp)}
+    router = 4 * EXPERTS * HIDDEN
+    # Columns are padded to a whole piece of 128, and an output has a scale. The first expert stays for its properties.
+    assert sum(held.values()) - router == (EXPERTS + 1) * (2 * INNER + HIDDEN) * (128 + 4)
+    x = draw(7, HIDDEN, seed=5)
+    assert_close(mlp(x), ExpertMlp(parts)(x))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from antiphon.services.engine.backends.triton.kernels.experts import mixed_experts
-from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
+from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
 from antiphon.services.engine.kernels.experts import route

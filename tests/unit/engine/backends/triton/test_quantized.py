@@ -8,19 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.kernels import quantized
-from antiphon.services.engine.backends.triton.kernels.quantized import (
+from antiphon.services.engine.backends.triton.kernels.products import quantized
+from antiphon.services.engine.backends.triton.kernels.products.quantized import (
     FEW_ROWS,
-    dequantized,
     few_rows,
-    kernel_weight,
     quantized_linear,
-    round_rows,
+    swapped_linear,
 )
+from antiphon.services.engine.backends.triton.kernels.products.rows import round_rows
+from antiphon.services.engine.backends.triton.kernels.products.weights import dequantized, kernel_weight
 from antiphon.services.engine.models.layers.linear import QuantizedLinear
 from antiphon.services.engine.quantization.formats.fp8 import fp8_weight
 from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from antiphon.services.engine.quantization.weight import QuantizedWeight
+from tests.support.slow import slow_but
 from tests.unit.engine.backends.triton.close import assert_close, assert_same_bits
 
 MANY_ROWS = 70
@@ -91,6 +92,30 @@ def test_a_product_is_that_of_the_weights_that_the_stored_ones_stand_for(
         assert_close(y, QuantizedLinear(weight, bias)(x), factor=2)
 
 
+@pytest.mark.parametrize("kind", slow_but(["int8", "int4, groups of 96, one a byte", "fp8, blocks of 64"], KINDS))
+@pytest.mark.parametrize(
+    ("columns", "width", "dtype", "rows"),
+    [
+        (290, 150, torch.float32, (1, 17, 130)),
+        (130, 33, torch.float16, (5, 128, 256)),
+        (128, 16, torch.bfloat16, (16, 33)),
+    ],
+)
+def test_operands_may_be_swapped(
+    kind: str, columns: int, width: int, dtype: torch.dtype, rows: tuple[int, ...]
+) -> None:
+    weight = KINDS[kind](draw(width, columns, seed=1) / columns**0.5)
+    stored, bias = kernel_weight(weight, dtype), draw(width, seed=2, dtype=dtype)
+    for number in rows:
+        x, residual = draw(number, columns, seed=3, dtype=dtype), draw(number, width, seed=4, dtype=dtype)
+        expected = F.linear(rounded_rows(x, weight), weight.dequantized(), bias.float())
+        assert_close(swapped_linear(x, stored, bias), expected.to(dtype))
+        added = swapped_linear(x, stored, bias, residual)
+        assert_close(added, (residual.float() + expected).to(dtype))
+        if kind == "int8_dynamic":
+            assert torch.equal(added, quantized_linear(x, stored, bias, residual)), "sums of integers are exact"
+
+
 @pytest.mark.parametrize("kind", ["int8, groups of 64 with zero points", "int4, groups of 32"])
 def test_rows_are_read_in_the_order_of_the_columns(kind: str) -> None:
     columns, width = 320, 290
@@ -132,11 +157,26 @@ def test_columns_may_be_divided_among_programs(kind: str, splits: int, monkeypat
     """With eight parts some have no columns."""
     weight = KINDS[kind](draw(40, 270, seed=1))
     stored, x, bias = kernel_weight(weight, torch.float32), draw(5, 270, seed=3), draw(40, seed=2)
-    monkeypatch.setattr(
-        quantized, "_shape", lambda *_: quantized._Shape(rows=FEW_ROWS, wide=32, warps=4, stages=2, splits=splits)
-    )
-    y = quantized_linear(x, stored, bias, residual=draw(5, 40, seed=4))
-    assert_close(y, draw(5, 40, seed=4) + F.linear(rounded_rows(x, weight), weight.dequantized(), bias))
+    shape = quantized._Shape(rows=FEW_ROWS, wide=32, warps=4, stages=2, splits=splits)
+    monkeypatch.setattr(quantized, "_shape", lambda *_: shape)
+    monkeypatch.setattr(quantized, "_swapped_shape", lambda *_: replace(shape, swapped=True))
+    for product in (quantized_linear, swapped_linear):
+        y = product(x, stored, bias, residual=draw(5, 40, seed=4))
+        assert_close(y, draw(5, 40, seed=4) + F.linear(rounded_rows(x, weight), weight.dequantized(), bias))
+
+
+def test_among_how_many_programs_columns_are_divided() -> None:
+    stored = kernel_weight(quantize_int8(draw(8, 4096)), torch.bfloat16)
+    # A power of two, at most eight, and so that each has at least four pieces of 128 columns.
+    assert [quantized._splits(stored, wanted) for wanted in (0, 1, 3, 4, 1000)] == [1, 1, 2, 4, 8]
+    assert quantized._splits(kernel_weight(quantize_int8(draw(8, 1500)), torch.bfloat16), 8) == 2
+    # 64 rows of 4096 outputs: 32 programs of 128 outputs and as many rows share 132 multiprocessors.
+    wide = replace(stored, values=stored.values.new_empty((4096, 4096)))
+    assert quantized._swapped_shape(64, wide, 2, 132).splits == 8
+    assert quantized._swapped_shape(128, wide, 2, 132).splits == 4
+    assert quantized._swapped_shape(300, wide, 2, 132) == replace(
+        quantized._swapped_shape(128, wide, 2, 132), splits=1
+    ), "three tiles of rows fill a device"
 
 
 @pytest.mark.parametrize("kind", KINDS)

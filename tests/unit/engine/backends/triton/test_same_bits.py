@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads, Room, Sequences, plan_work
-from antiphon.services.engine.backends.triton.kernels.skinny import FIXED_ROWS, fixed_linear
+from antiphon.services.engine.backends.triton.kernels.products.skinny import FIXED_ROWS, fixed_linear
 from tests.unit.engine.backends.triton.close import assert_close, assert_same_bits
 from tests.unit.engine.backends.triton.test_quantized import draw
 

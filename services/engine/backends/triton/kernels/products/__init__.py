@@ -1,0 +1,1 @@
+"""Products with weights, plain and quantized."""
