@@ -181,7 +181,7 @@ def place(
     attention, group_tables = dict[int, DeviceWork](), tables.unbind()
     for (window, heads), groups in kinds.items():
         capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
-        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, capacity)
+        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, capacity, staging.put_any)
         for group, layers in groups.items():
             attention |= dict.fromkeys(layers, replace(work, tables=group_tables[group]))
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
