@@ -267,7 +267,7 @@ class TritonWorker:
             cache_dtype=self._cache_dtype,
             make_state=partial(self._make_state, settings, eos),
             run=self.run,
-            # Attention reads keys and values in the cache, without copying them.
+            # Attention reads keys and values in the cache; what is computed of latents fits a memory of fixed size.
             context_token_bytes=lambda _: 0,
             kept_bytes=(2 if num_slots else 1) * graphs_bytes(d, bounds.num_rows, reach) if captures else 0,
             measures=on_device,

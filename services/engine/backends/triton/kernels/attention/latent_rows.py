@@ -69,9 +69,9 @@ def _latent_rows_kernel(
         source = queries + token * query_stride + (head * (NOPE + ROPE) + NOPE)[:, None]
         query = tl.load(source + t[None, :], mask=inside, other=0.0).to(tl.float32)
         partners = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-        y = query * cos[None, :] + partners * sin[None, :]
+        rotated = query * cos[None, :] + partners * sin[None, :]
         place = turned + (token * HEADS + head)[:, None] * ROPE + t[None, :]
-        tl.store(place, y.to(turned.dtype.element_ty), mask=inside)
+        tl.store(place, rotated.to(turned.dtype.element_ty), mask=inside)
 
 
 def store_latents(
