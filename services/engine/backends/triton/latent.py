@@ -8,6 +8,8 @@
 Both forms of a step use one piece of memory after another, so a step takes as much whatever the forms of its sequences.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -82,9 +84,10 @@ class TritonLatentAttention:
         )  # fmt: skip
         values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
         work: DeviceWork = step.attention[layer]
-        only_few = work.many is None and work.expanded is None
-        pieces = Pieces(shape, self._num_heads, qkv.dtype.itemsize, len(qkv), *((1,) if only_few else ()))
-        memory = _Memory(pieces.num_bytes, qkv)
+        sizes = Pieces(latent=shape, heads=self._num_heads, itemsize=qkv.dtype.itemsize, num_tokens=len(qkv))
+        # Steps of few queries have no pieces. Captured graphs keep their memory.
+        sizes = replace(sizes, least=1) if work.many is None and work.expanded is None else sizes
+        memory = _Memory(sizes.num_bytes, qkv)
         if work.few is not None or work.many is not None:
             tokens = (0, len(qkv)) if work.expanded is None else work.expanded.others
             self._absorbed((queries, turned), cache, weights.up, values, work, tokens, memory)

@@ -175,7 +175,7 @@ def test_the_form_with_fewer_products_is_taken() -> None:
 
 
 def test_pieces_fit_the_memory_of_the_absorbed_form() -> None:
-    memory = Pieces(V3, 128, 2, 8192)
+    memory = Pieces(latent=V3, heads=128, itemsize=2, num_tokens=8192)
     absorbed = 8192 * 128 * 2 * 512 * 2
     assert memory.num_bytes == pytest.approx(absorbed, rel=1e-4)
     assert memory.num_rows(30_000) == 30_000
@@ -183,9 +183,10 @@ def test_pieces_fit_the_memory_of_the_absorbed_form() -> None:
     row, sums = (128 * 256 + 576) * 2, 8192 * 128 * 130 * 4
     assert rows * row + sums <= absorbed < (rows + 1) * row + sums
     # Steps of few tokens have no short pieces.
-    assert Pieces(V3, 128, 2, 20).num_rows(10**6) == Pieces(V3, 128, 2, 2048).num_rows(10**6) > 4096
+    small, usual = replace(memory, num_tokens=20), replace(memory, num_tokens=2048)
+    assert small.num_rows(10**6) == usual.num_rows(10**6) > 4096
     narrow = LatentAttention(rank=16, rope_dim=8, nope_dim=64, value_dim=64)
-    assert Pieces(narrow, 2, 2, 4096).num_rows(10**6) >= 4096
+    assert replace(memory, latent=narrow, heads=2, num_tokens=4096).num_rows(10**6) >= 4096
 
 
 def test_pieces_have_every_visible_key_of_every_tile_once() -> None:

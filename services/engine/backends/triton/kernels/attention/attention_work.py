@@ -300,7 +300,8 @@ def _expanded(
     each = heads.queries_an_expanded_tile
     mine, rest = sequences.take(np.flatnonzero(expanded)), sequences.take(np.flatnonzero(~expanded))
     ends = rest.query_starts + rest.query_lens
-    pieces = Pieces(heads.latent, heads.group, heads.itemsize, int(sequences.query_lens.sum()))
+    num_tokens = int(sequences.query_lens.sum())
+    pieces = Pieces(latent=heads.latent, heads=heads.group, itemsize=heads.itemsize, num_tokens=num_tokens)
     most_rows = pieces.num_rows(int(mine.seq_lens.sum()))
     columns = np.stack((mine.rows, mine.seq_lens, mine.query_starts, mine.query_lens), axis=1)
     return ExpandedWork(

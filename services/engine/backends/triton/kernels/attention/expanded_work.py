@@ -39,7 +39,7 @@ _LEAST_TOKENS = 2048
 """A step of fewer tokens has as much memory as one of so many, or its pieces would be short."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
     """The memory of latent attention in a step of `num_tokens` tokens, in bytes, and how many rows a piece has.
 
