@@ -22,6 +22,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
     plan_work,
 )
 from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.expanded_attention import attend_made, gather_rows
 from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
     RowShape,
     attend_few_latents,
@@ -38,10 +39,12 @@ from antiphon.services.engine.backends.triton.kernels.sampling import Adjustment
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
 from antiphon.services.engine.kernels.experts import route
+from antiphon.services.engine.kernels.latent_attention import latent_attention
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
 from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.kernels.sampling import new_columns, set_row
 from antiphon.services.engine.kernels.storage import as_stored
+from antiphon.services.engine.models import description
 from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.shared.parameters.sampling import SamplingParams
@@ -116,20 +119,23 @@ class LatentAttention(Attention):
     """An attention problem over rows of latents. A row serves all heads as key, and its latent part as value."""
 
     RANK, ROPE = 512, 64
+    SHAPE = description.LatentAttention(rank=512, rope_dim=64, nope_dim=512, value_dim=512)
+    """With keys and values so wide that no sequence is expanded."""
 
     def __init__(self, lengths: list[tuple[int, int]], heads: int, cache: torch.dtype = BF16) -> None:
         super().__init__(lengths, heads, 1, self.RANK + self.ROPE, cache=cache)
         self.caches = self.caches[:1] * 2
         tables = torch.from_numpy(self.tables).to(DEVICE)
-        self.work = plan_work(self.sequences, tables, None, _heads(heads, self.caches[0], latent=True), _put)
+        self.work = plan_work(self.sequences, tables, None, _heads(heads, self.caches[0], self.SHAPE), _put)
 
     def run(self) -> Tensor:
         """See `Attention`; the result has the width of the latent part of a row (`RANK`)."""
         row = RowShape(self.RANK, self.ROPE, self.geometry.scale)
         attended = torch.full_like(self.queries[..., : self.RANK], float("nan"), memory_format=torch.contiguous_format)
+        absorbed, turned = (part.contiguous() for part in self.queries.split((self.RANK, self.ROPE), dim=2))
         for work, attends in ((self.work.few, attend_few_latents), (self.work.many, attend_many_latents)):
             if work is not None:
-                attends(self.queries, self.caches[0], attended, self.work, row)
+                attends(absorbed, turned, self.caches[0], attended, self.work, row)
         return attended
 
     def expected(self) -> Tensor:
@@ -137,7 +143,51 @@ class LatentAttention(Attention):
         return super().expected()[..., : self.RANK]
 
 
-def _heads(group: int, cache: Tensor, *, latent: bool = False) -> Heads:
+class ExpandedLatents(LatentAttention):
+    """The same for sequences with many queries, with keys and values of each head computed from the rows."""
+
+    SHAPE = description.LatentAttention(rank=512, rope_dim=64, nope_dim=128, value_dim=128)
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: int) -> None:
+        super().__init__(lengths, heads)
+        a = self.SHAPE
+        self.queries, self.up = (
+            draw(len(self.queries), heads, a.query_dim),
+            draw(heads, 256, a.rank, scale=a.rank**-0.5),
+        )
+        expanded = self.work.expanded
+        assert expanded is not None
+        assert self.work.few is self.work.many is None
+        self.expanded = expanded
+        self.rows, self.made = draw(expanded.most_rows, a.row_size), draw(expanded.most_rows, heads * 256)
+        sums = (torch.empty(*self.queries.shape[:2], *last, device=DEVICE) for last in ((a.value_dim,), (), ()))
+        self.sums: Any = tuple(sums) if len(expanded.pieces) > 1 else None
+
+    def run(self) -> Tensor:
+        """See `Attention`."""
+        a, queries = self.SHAPE, self.queries
+        turned = queries[..., a.nope_dim :].contiguous()
+        attended = torch.full((*queries.shape[:2], a.value_dim), float("nan"), dtype=BF16, device=DEVICE)
+        tables = torch.as_tensor(self.tables, device=DEVICE)
+        for piece in self.expanded.pieces:
+            gather_rows(self.caches[0], self.rows, tables, piece)
+            made = self.made[: piece.num_rows]
+            torch.mm(self.rows[: piece.num_rows, : a.rank], self.up.flatten(0, 1).t(), out=made)
+            work = self.expanded, piece
+            attend_made(queries, turned, made, self.rows, attended, self.sums, work, a.query_dim**-0.5)
+        return attended
+
+    def expected(self) -> Tensor:
+        """See `Attention`; of sequences with a context."""
+        shape = AttentionShape(block_size=BLOCK_SIZE, bytes_per_slot=1, dtype=torch.float32, device=DEVICE)
+        starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
+        batch = plan_attention(starts, self.sequences.seq_lens, self.tables.astype(np.int64)[None], None, shape)
+        cache, none = self.caches[0].float(), torch.zeros(len(self.queries), self.SHAPE.row_size, device=DEVICE)
+        up = self.up.float()
+        return latent_attention(self.queries.float(), none, cache, up, batch, self.SHAPE.query_dim**-0.5)
+
+
+def _heads(group: int, cache: Tensor, latent: description.LatentAttention | None = None) -> Heads:
     return Heads(
         group=group,
         head_dim=cache.shape[-1],
@@ -177,6 +227,8 @@ def errors() -> Iterator[tuple[str, float]]:
         for heads in (16, 20, 128):
             yield f"{name}, latents, {heads} heads", _attention_error(LatentAttention(lengths, heads))
         yield f"{name}, latents, e4m3 cache", _attention_error(LatentAttention(lengths, 16, torch.float8_e4m3fn))
+    yield "chunks, expanded latents", _attention_error(ExpandedLatents([(300, 700), (64, 400)], 16))
+    yield "chunks, expanded latents, in pieces", _attention_error(ExpandedLatents([(30_000, 300)], 16))
     yield "guesses, latents", _attention_error(LatentAttention([(300, 9), (4000, 5)], 20))
     x, weight, residual = draw(65, 4096), draw(4096), draw(65, 4096)
     expected = residual.float() + rms_norm(x.float(), weight.float(), 1e-5)
@@ -249,9 +301,10 @@ def times() -> dict[str, dict[str, float]]:
             latents = LatentAttention([(length - 1, 1)] * count, heads)
             ms = graph_ms(latents.run)
             found[f"decode latent attention, {heads} heads, {count} x {length}"] = _moved(ms, count * length * 576 * 2)
-        ms = graph_ms(LatentAttention([(0, 4096)], heads).run, 10)
-        rate = 4096**2 * heads * 1088 / ms / 1e9
-        found[f"prefill latent attention, {heads} heads, 4096"] = {"ms": ms, "tflop_s": rate}
+        for name, kind, products in (("absorbed", LatentAttention, 1088), ("expanded", ExpandedLatents, 320)):
+            ms = graph_ms(kind([(0, 4096)], heads).run, 10)
+            rate = 4096**2 * heads * products / ms / 1e9
+            found[f"prefill latent attention, {name}, {heads} heads, 4096"] = {"ms": ms, "tflop_s": rate}
     for name, width, columns in (("qkv", 6144, 4096), ("down", 4096, 14336), ("head", 128256, 4096)):
         # Several weight matrices are used in turn, because a single one would stay in the cache.
         weights = [draw(width, columns) for _ in range(max(2, int(4e8 / (2 * width * columns))))]

@@ -144,6 +144,16 @@ def test_a_mixed_batch_of_a_model_whose_layers_differ(both: Both, variant: str) 
     assert ours.tokens == theirs.tokens
 
 
+@pytest.mark.parametrize(
+    "variant",
+    slow_but(["deepseek_v3 with wide latents"], ["deepseek_v3 with wide latents", "kimi_linear with wide heads"]),
+)
+def test_chunks_of_prompts_whose_latents_are_expanded(both: Both, variant: str) -> None:
+    """Chunks of 24 tokens behind a context, beside sequences that decode."""
+    ours, theirs = both(variant, [(60, GREEDY), (3, GREEDY), (31, GREEDY)], 3, max_num_batched_tokens=24)
+    assert ours.tokens == theirs.tokens
+
+
 @pytest.mark.parametrize("variant", slow_but(["lfm2"], RECURRENT))
 def test_a_prefix_is_continued_from_the_snapshot_of_its_state(models: Models, variant: str) -> None:
     directory = models(variant)

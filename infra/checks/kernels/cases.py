@@ -20,6 +20,12 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
     ManyWork,
 )
 from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.expanded_attention import attend_made, gather_rows
+from antiphon.services.engine.backends.triton.kernels.attention.expanded_work import (
+    SEGMENT_WORDS,
+    ExpandedWork,
+    Piece,
+)
 from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
     RowShape,
     attend_few_latents,
@@ -47,6 +53,7 @@ from antiphon.services.engine.backends.triton.kernels.recurrent.state_space impo
 from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
 from antiphon.services.engine.kernels.sampling import new_columns
+from antiphon.services.engine.models.description import LatentAttention
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from infra.checks.kernels.expert_cases import expert_cases
 from infra.checks.kernels.shapes import BF16, F16, F32, empty, words
@@ -150,6 +157,7 @@ class Latents:
 
     heads: int
     nope_dim: int = 128
+    value_dim: int = 128
     dtype: torch.dtype = BF16
     cache: torch.dtype | None = None
     queries: int = 1
@@ -157,17 +165,19 @@ class Latents:
 
 LATENTS = {
     "DeepSeek V3": Latents(128),
+    "DeepSeek V3, cache e4m3": Latents(128, cache=E4M3),
     "DeepSeek V2-Lite": Latents(16),
     "DeepSeek V2-Lite, float16": Latents(16, dtype=F16),
     "DeepSeek V2-Lite, float32": Latents(16, dtype=F32),
     "DeepSeek V2-Lite, cache e4m3": Latents(16, cache=E4M3),
-    "GLM 4.7 Flash, 9 queries": Latents(20, nope_dim=192, queries=9),
+    "GLM 4.7 Flash, 9 queries": Latents(20, nope_dim=192, value_dim=256, queries=9),
 }
 
 
 def latent_attention(a: Latents) -> Callable[[], None]:
     """Returns a case with the kernels that run between the projections of latent attention, without matrix products."""
     rank, turning = 512, 64
+    shape = LatentAttention(rank=rank, rope_dim=turning, nope_dim=a.nope_dim, value_dim=a.value_dim)
 
     def start() -> None:
         heads = Heads(
@@ -175,7 +185,7 @@ def latent_attention(a: Latents) -> Callable[[], None]:
             head_dim=rank + turning,
             itemsize=a.dtype.itemsize,
             stored_itemsize=(a.cache or a.dtype).itemsize,
-            latent=True,
+            latent=shape,
         )
         places = (words(8) for _ in range(4))
         few = FewWork(8, a.queries, 64, *places, words(9), words(64), words(1), heads.split_tokens)
@@ -183,16 +193,31 @@ def latent_attention(a: Latents) -> Callable[[], None]:
         work = DeviceWork(tables=words(256, 512), window=None, few=few, many=many)
         row = RowShape(rank, turning, 0.1)
         cache = empty(1024, 64, 1, rank + turning, dtype=a.cache or a.dtype)
-        absorbed = empty(64, a.heads, rank + turning, dtype=a.dtype)
         queries = empty(64, a.heads, a.nope_dim + turning, dtype=a.dtype)
+        turned, absorbed = empty(64, a.heads, turning, dtype=a.dtype), empty(64, a.heads, rank, dtype=a.dtype)
         table, norm = empty(8192, 2, turning // 2, dtype=a.dtype), empty(rank, dtype=a.dtype)
         projected = empty(64, 1536 + rank + turning, dtype=a.dtype)
-        store_latents(projected, queries, absorbed, words(64), words(64), cache, table, True, norm, 1e-6)
+        store_latents(projected, queries, turned, words(64), words(64), cache, table, True, norm, 1e-6)
         attended = empty(64, a.heads, rank, dtype=a.dtype)
-        attend_few_latents(absorbed, cache, attended, work, row)
-        attend_many_latents(absorbed, cache, attended, work, row)
+        attend_few_latents(absorbed, turned, cache, attended, work, row)
+        attend_many_latents(absorbed, turned, cache, attended, work, row)
+        expanded(a, heads.queries_an_expanded_tile, queries, turned, cache)
 
     return start
+
+
+def expanded(a: Latents, each: int, queries: Tensor, turned: Tensor, cache: Tensor) -> None:
+    """Starts the kernels for keys and values that are computed from latents, in one piece and in several."""
+    piece = Piece(
+        num_segments=8, num_tiles=64, num_rows=4096, most_keys=1024, segments=words(8, SEGMENT_WORDS), tiles=words(64)
+    )
+    work = ExpandedWork(others=(0, 0), queries_a_tile=each, most_rows=4096, pieces=(piece,))
+    rows, values = empty(4096, cache.shape[3], dtype=a.dtype), empty(64, a.heads, a.value_dim, dtype=a.dtype)
+    made = empty(4096, a.heads * (a.nope_dim + a.value_dim), dtype=a.dtype)
+    sums = empty(64, a.heads, a.value_dim, dtype=F32), empty(64, a.heads, dtype=F32), empty(64, a.heads, dtype=F32)
+    gather_rows(cache, rows, words(256, 512), piece)
+    attend_made(queries, turned, made, rows, values, None, (work, piece), 0.1)
+    attend_made(queries, turned, made, rows, values, sums, (work, piece), 0.1)
 
 
 def rope(

@@ -53,7 +53,7 @@ class Target:
 TARGETS = (
     Target("sm_80", GPUTarget("cuda", 80, 32), 163 * 1024, "sm_80"),
     Target("sm_90", GPUTarget("cuda", 90, 32), 227 * 1024, "sm_90"),
-    Target("sm_100", GPUTarget("cuda", 100, 32), 227 * 1024, "sm_90"),
+    Target("sm_100", GPUTarget("cuda", 100, 32), 227 * 1024, "sm_100"),
     Target("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, "gfx942"),
 )
 

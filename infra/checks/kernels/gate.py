@@ -32,6 +32,8 @@ BUDGETS = Path(__file__).with_name("budgets.json")
 TABLE = ROOT / "docs" / "contributing" / "kernels.md"
 FEW_ROWS = frozenset({"attention, Gemma 4 31B, cache e4m3"})
 """Cases whose prefill has too few rows for products of warp groups, because more would spill registers."""
+WIDE = frozenset({"prefill", "expanded_prefill"})
+"""Kernels that multiply many rows."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def check(entries: Iterable[Entry], budgets: Mapping[str, Mapping[str, Any]]) ->
             yield f"{entry.key}: {cost.shared} bytes of shared memory, and the target has {limits[entry.target]}"
         if entry.target == "sm_90" and cost.spills:
             yield f"{entry.key}: {cost.spills} bytes of registers spilled"
-        if entry.kernel.split()[1] == "split" and needs_buffers(entry) and cost.buffers < 2:
+        if entry.kernel.split()[1] in {"split", "latent_split"} and needs_buffers(entry) and cost.buffers < 2:
             yield f"{entry.key}: {cost.buffers} buffers, so no copy while it computes"
         needed = needed_instruction(entry)
         if needed and not cost.instructions.get(needed):
@@ -150,7 +152,10 @@ def check(entries: Iterable[Entry], budgets: Mapping[str, Mapping[str, Any]]) ->
 
 def needs_buffers(entry: Entry) -> bool:
     """Whether decode attention of this case must copy keys while it computes. In float32 wide heads fill the memory."""
-    return entry.target != "gfx942" and entry.case != "attention, Gemma 4 31B, float32"
+    return entry.target != "gfx942" and entry.case not in {
+        "attention, Gemma 4 31B, float32",
+        "latent attention, DeepSeek V2-Lite, float32",
+    }
 
 
 def needed_instruction(entry: Entry) -> str:
@@ -158,13 +163,13 @@ def needed_instruction(entry: Entry) -> str:
     kernel = entry.kernel.split()[1]
     narrow = "float32" not in entry.case
     if entry.target == "sm_100":
-        return "UTCHMMA" if kernel == "prefill" and narrow and entry.case not in FEW_ROWS else ""
+        return "UTCHMMA" if kernel in WIDE and narrow and entry.case not in FEW_ROWS else ""
     if kernel == "quantized" and narrow and entry.target != "gfx942":
         return needed_of_quantized(entry)
     if (
         entry.target == "sm_90"
         and narrow
-        and (kernel == "prefill" or (kernel == "grouped" and "prefill" in entry.case))
+        and (kernel in WIDE or (kernel == "grouped" and "prefill" in entry.case) or has_many_pairs(entry))
         and entry.case not in FEW_ROWS
     ):
         return "HGMMA"
@@ -173,6 +178,7 @@ def needed_instruction(entry: Entry) -> str:
         "split",
         "latent_prefill",
         "latent_split",
+        "expanded_prefill",
         "grouped",
         "packed",
         "skinny",
@@ -182,9 +188,23 @@ def needed_instruction(entry: Entry) -> str:
     }:
         return "MFMA"
     over_latents = kernel in {"latent_prefill", "latent_split"}
-    multiplies = over_latents or kernel in {"prefill", "split", "grouped", "packed", "shrink", "expand"}
+    multiplies = over_latents or kernel in {
+        "prefill",
+        "expanded_prefill",
+        "split",
+        "grouped",
+        "packed",
+        "shrink",
+        "expand",
+    }
     few_rows = over_latents or (kernel == "prefill" and entry.case in FEW_ROWS)
     return "HMMA" if narrow and (multiplies if entry.target == "sm_80" else few_rows) else ""
+
+
+def has_many_pairs(entry: Entry) -> bool:
+    """Whether a kernel over latents has at least 64 pairs of a query and a head, and a cache of 16 bits."""
+    few = "V2-Lite" in entry.case and entry.kernel.endswith("latent_split")
+    return entry.kernel.split()[1] in {"latent_prefill", "latent_split"} and not few and "e4m3" not in entry.case
 
 
 def needed_of_quantized(entry: Entry) -> str:

@@ -170,7 +170,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         + snapshot_bytes_per_block(cached, settings.cache.block_size, cache_dtype),
         states_bytes=running_state_bytes(d, settings.scheduler.max_num_seqs),
         step=predict_step(bounds, d, dtype, backend),
-        graphs_bytes=graphs_bytes(d, graph_bounds(settings, bounds), dtype.itemsize) if captures else 0,
+        graphs_bytes=graphs_bytes(d, graph_bounds(settings, d, bounds), dtype.itemsize) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
         adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,

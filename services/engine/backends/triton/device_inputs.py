@@ -160,7 +160,7 @@ def place(
     attention, group_tables = dict[int, DeviceWork](), tables.unbind()
     for (window, heads), groups in kinds.items():
         room = None if graph is None else graph.room(heads)
-        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, room)
+        work = plan_work(step.sequences, group_tables[0], window, heads, staging.put, room, staging.put_any)
         for group, layers in groups.items():
             attention |= dict.fromkeys(layers, replace(work, tables=group_tables[group]))
     states = None

@@ -18,20 +18,15 @@ from antiphon.services.engine.backends.triton.autotune.forms import Choice, Prod
 from antiphon.services.engine.backends.triton.kernels.activation import activated
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
 from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
-from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
-    RowShape,
-    attend_few_latents,
-    attend_many_latents,
-)
-from antiphon.services.engine.backends.triton.kernels.attention.latent_rows import store_latents
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
-from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
+from antiphon.services.engine.backends.triton.kernels.attention.rope_kv import rotate_and_store
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, pack_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.products.skinny import skinny_linear
 from antiphon.services.engine.backends.triton.kernels.products.weights import kernel_weight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
+from antiphon.services.engine.backends.triton.latent import TritonLatentAttention, rope_tables
 from antiphon.services.engine.backends.triton.recurrent import (
     TritonChannelDelta,
     TritonChannelSpace,
@@ -46,7 +41,6 @@ from antiphon.services.engine.models.description import (
     DecoderDescription,
     LatentAttention,
     NormKind,
-    RopeParameters,
 )
 from antiphon.services.engine.models.kv_groups import layer_groups
 from antiphon.services.engine.models.layers.attention import (
@@ -55,7 +49,6 @@ from antiphon.services.engine.models.layers.attention import (
     cache_places,
     grows,
     growth_of,
-    places_of,
 )
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights
 from antiphon.services.engine.models.layers.linear import Linear
@@ -69,7 +62,6 @@ from antiphon.services.engine.models.layers.recurrent import (
     Recurrent,
     StateSpaceWeights,
 )
-from antiphon.services.engine.models.layers.rope import inverse_frequencies
 from antiphon.services.engine.models.operations import Operations
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.parallel.shard import ALONE, Shard
@@ -233,7 +225,7 @@ class TritonAttention:
         self._of_layer = tuple(map(description.of_layer, range(description.num_layers)))
         self._places, self._groups = cache_places(description), layer_groups(description)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
-        self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
+        self._tables = {None: None, **rope_tables(self._ropes, num_positions, like)}
         slopes = None
         if description.alibi_scale is not None:
             every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
@@ -283,75 +275,6 @@ def _norm_whole(d: DecoderDescription, qkv: Tensor, norms: Tensor) -> None:
     queries, keys = qkv[:, : d.q_size], qkv[:, d.q_size : d.q_size + d.kv_size]
     queries.copy_(normed(queries, norms[: d.num_heads].flatten(), None, d.norm_eps))
     keys.copy_(normed(keys, norms[d.num_heads :].flatten(), None, d.norm_eps))
-
-
-class TritonLatentAttention:
-    """An `Attention` over latents in the absorbed form, with work lists like `TritonAttention`.
-
-    The products with the matrices of each head, W_key and W_value, use the vendor's library.
-    """
-
-    def __init__(
-        self,
-        description: DecoderDescription,
-        shape: LatentAttention,
-        weights: tuple[LatentWeights, ...],
-        like: Tensor,
-        num_positions: int,
-    ) -> None:
-        self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
-        self._growth = description.query_growth
-        self._places = places_of(description.attention_layers)
-        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
-        self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
-        scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
-        self._row = RowShape(shape.rank, shape.rope_dim, scale)
-
-    def prepare(self, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `TritonAttention`."""
-        return positions, growth_of(positions, self._growth)
-
-    def attend(self, layer: int, qkv: Tensor, prepared: tuple[Tensor, Tensor | None], step: StepInputs) -> Tensor:
-        """See `Attention`; `qkv` as in `models/layers/latent_attention`."""
-        place, (positions, growth) = self._places[layer], prepared
-        shape, weights, rope = self._shape, self._weights[place], self._ropes[layer]
-        key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)
-        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[place]
-        if weights.query_up is not None:
-            assert weights.query_norm is not None
-            first = weights.query_up(normed(first, weights.query_norm, None, shape.norm_eps))
-        queries = first.unflatten(1, (self._num_heads, shape.query_dim))
-        absorbed = qkv.new_empty((len(qkv), self._num_heads, shape.row_size))
-        store_latents(
-            qkv, queries, absorbed, positions, step.slot_mapping[0], cache, self._tables[rope],
-            rope is not None and rope.interleaved, weights.norm, shape.norm_eps,
-        )  # fmt: skip
-        _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])
-        if growth is not None:
-            absorbed.mul_(growth)
-        attended = qkv.new_empty((len(qkv), self._num_heads, shape.rank))
-        work: DeviceWork = step.attention[layer]
-        if work.few is not None:
-            attend_few_latents(absorbed, cache, attended, work, self._row)
-        if work.many is not None:
-            attend_many_latents(absorbed, cache, attended, work, self._row)
-        values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
-        _by_head(attended, value_up.transpose(1, 2), values)
-        return values.flatten(1)
-
-
-def _by_head(x: Tensor, matrices: Tensor, out: Tensor) -> None:
-    """Writes x [n, heads, a] times the matrix [heads, a, b] of each head into `out` [n, heads, b]."""
-    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
-
-
-def _tables(ropes: tuple[RopeParameters | None, ...], num_positions: int, like: Tensor) -> dict[RopeParameters, Tensor]:
-    """Returns the table of each rotary embedding (`make_table`), with the type and on the device of `like`."""
-    return {
-        rope: make_table(inverse_frequencies(rope).to(like.device), rope.attention_factor, num_positions, like.dtype)
-        for rope in set(ropes)
-        if rope is not None
-    }
 
 
 class TritonOperations(Operations):

@@ -254,14 +254,14 @@ class TritonWorker:
         captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
         # Copies of weights are not captured either.
         captures = captures and self._offload is None
-        captured = graph_bounds(settings, bounds)
+        captured = graph_bounds(settings, d, bounds)
         backend = Backend(
             description=d,
             device=self._device,
             cache_dtype=self._cache_dtype,
             make_state=partial(self._make_state, settings, eos),
             run=self.run,
-            # Attention reads keys and values in the cache, without copying them.
+            # Attention reads keys and values in the cache; what is computed of latents fits a memory of fixed size.
             context_token_bytes=lambda _: 0,
             kept_bytes=graphs_bytes(d, captured, self._dtype.itemsize) if captures else 0,
             measures=on_device,

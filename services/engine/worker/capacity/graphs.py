@@ -23,6 +23,8 @@ _LAUNCH_BYTES = 4 * 2**20
 """Estimated memory of the driver for the launches of a graph."""
 _MIXED_TOKENS_MAX = 1024
 """With more tokens, a step takes longer on the device than its launches on the host."""
+_LATENT_TOKENS_MAX = 256
+"""With latents, longer prompts are faster without a graph, because graphs do not expand latents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,12 @@ class GraphBounds:
         return sorted(size for size in sizes if size <= self.num_tokens)
 
 
-def graph_bounds(settings: EngineSettings, bounds: StepBounds) -> GraphBounds:
+def graph_bounds(settings: EngineSettings, d: DecoderDescription, bounds: StepBounds) -> GraphBounds:
     """Returns what the graphs of an engine have room for, whose largest step is `bounds`."""
     adapters = settings.adapters
     return GraphBounds(
         num_seqs=bounds.num_rows,
-        num_tokens=min(bounds.num_tokens, _MIXED_TOKENS_MAX),
+        num_tokens=min(bounds.num_tokens, _MIXED_TOKENS_MAX if d.latent is None else _LATENT_TOKENS_MAX),
         max_queries=1 + bounds.num_drafts,
         reach=Reach(settings.execution.max_seq_len_to_capture, bounds.context),
         num_slots=(adapters.max_loras or 0) if adapters.enable_lora else 0,

@@ -109,18 +109,18 @@ def record_launches(start: Launch, for_architecture: str) -> None:
 
 
 @functools.cache
-def architecture() -> Literal["sm_80", "sm_90", "gfx942"]:
+def architecture() -> Literal["sm_80", "sm_90", "sm_100", "gfx942"]:
     """Returns the architecture that tile sizes are chosen for.
 
-    That is gfx942 with ROCm, sm_80 for a CUDA device below compute capability 9.0, and sm_90 otherwise or without a
-    device.
+    That is gfx942 with ROCm, sm_80 for a CUDA device below compute capability 9.0, sm_100 from 10.0 on, and sm_90
+    otherwise or without a device.
     """
     if _assumed:
         return _assumed[-1]
     if torch.version.hip is not None:
         return "gfx942"
-    old = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9
-    return "sm_80" if old else "sm_90"
+    major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 9
+    return "sm_80" if major < 9 else "sm_90" if major == 9 else "sm_100"
 
 
 def num_processors(device: torch.device) -> int:

@@ -54,6 +54,20 @@ def load_rows(
 
 
 @triton.jit
+def load_columns(rows, columns, visible, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """Returns columns of each row (pointers), 0 from WIDTH on. If MASKED, invisible rows are 0 and not read."""
+    places = rows[:, None] + columns[None, :]
+    if MASKED and columns.shape[0] != WIDTH:
+        return tl.load(places, mask=visible[:, None] & (columns < WIDTH)[None, :], other=0.0)
+    elif MASKED:
+        return tl.load(places, mask=visible[:, None], other=0.0)
+    elif columns.shape[0] != WIDTH:
+        return tl.load(places, mask=(columns < WIDTH)[None, :], other=0.0)
+    else:
+        return tl.load(places)
+
+
+@triton.jit
 def multiply(a, b, acc):
     """Returns acc + a b. b, which may be an 8-bit float, is converted to the type of a."""
     b = b.to(a.dtype)
@@ -98,14 +112,19 @@ def in_window(keys, positions, distances, window, WINDOW: tl.constexpr):
 @triton.jit
 def accumulate(scores, v, best, total, acc, dtype: tl.constexpr):
     """Adds a tile with masked scores to the running softmax. Returns (best [rows], total [rows], acc [rows, D])."""
+    best, total, weights, shrink = weigh(scores, best, total)  # pyright: ignore[reportGeneralTypeIssues]
+    return best, total, multiply(weights.to(dtype), v, acc * shrink[:, None])
+
+
+@triton.jit
+def weigh(scores, best, total):
+    """Returns the new best and total, the weights of the scores [rows, keys], and the factor on what was summed."""
     new_best = tl.maximum(best, tl.max(scores, 1))
     # A row without any visible key has the best score -inf, and -inf minus -inf would be NaN.
     anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
     weights = tl.exp2(scores - anchor[:, None])
     shrink = tl.exp2(best - anchor)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = multiply(weights.to(dtype), v, acc * shrink[:, None])
-    return new_best, total, acc
+    return new_best, total * shrink + tl.sum(weights, 1), weights, shrink
 
 
 @triton.jit

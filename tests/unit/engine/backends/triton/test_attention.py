@@ -23,6 +23,7 @@ from antiphon.services.engine.kernels.alibi import alibi_slopes
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
 from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS
 from antiphon.services.engine.kernels.storage import as_stored
+from antiphon.services.engine.models.description import LatentAttention
 from tests.unit.engine.backends.triton.close import assert_close
 
 BLOCK_SIZE = 16
@@ -236,7 +237,8 @@ def test_wide_heads_are_computed_in_fewer_rows_at_a_time() -> None:
     wide = replace(usual, head_dim=512, stored_itemsize=2)
     assert [heads.queries_a_tile for heads in (usual, wide, replace(wide, stored_itemsize=1))] == [16, 8, 4]
     assert [heads.few_rows for heads in (usual, wide, replace(wide, stored_itemsize=1))] == [64, 32, 16]
-    assert replace(wide, latent=True).queries_a_tile == 16
+    latent = LatentAttention(rank=448, rope_dim=64, nope_dim=128, value_dim=128)
+    assert replace(wide, latent=latent).queries_a_tile == 16
 
 
 def test_the_lists_name_every_split_and_every_tile_once() -> None:

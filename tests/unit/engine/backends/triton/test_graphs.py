@@ -17,6 +17,7 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
 from antiphon.services.engine.backends.triton.kernels.runtime import Multiprocessor
 from antiphon.services.engine.backends.triton.staging import Staging
 from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS, split_tokens, splits_of
+from antiphon.services.engine.models.description import LatentAttention
 from antiphon.services.engine.worker.capacity.graphs import GraphBounds, Reach, graphs_bytes, partial_bytes
 from antiphon.services.engine.worker.loading.model_files import describe_model
 
@@ -33,8 +34,9 @@ def test_splits_are_short_at_first_and_long_behind() -> None:
     ]
 
 
+LATENT = LatentAttention(rank=512, rope_dim=64, nope_dim=128, value_dim=128)
 HEADS = [Heads(group=4, head_dim=128, itemsize=2, stored_itemsize=2)]
-WIDE = [*HEADS, Heads(group=128, head_dim=576, itemsize=2, stored_itemsize=2, latent=True)]
+WIDE = [*HEADS, Heads(group=128, head_dim=576, itemsize=2, stored_itemsize=2, latent=LATENT)]
 REACH = Reach(usual=8192, longest=131_072)
 
 
@@ -107,7 +109,9 @@ def test_steps_with_prompts_and_draft_tokens_take_graphs_for_their_tokens() -> N
 def test_work_lists_of_a_step_that_fits_have_the_room_of_its_graph(data: st.DataObject) -> None:
     one_form, latent = data.draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     group, most = data.draw(st.sampled_from([1, 4, 16, 128])), data.draw(st.integers(1, 9))
-    heads = Heads(group=group, head_dim=64, itemsize=2, stored_itemsize=2, latent=latent, one_form=one_form)
+    heads = Heads(
+        group=group, head_dim=64, itemsize=2, stored_itemsize=2, latent=LATENT if latent else None, one_form=one_form
+    )
     bounds = GraphBounds(num_seqs=8, num_tokens=64, max_queries=most, reach=Reach(512, 2000))
     size = data.draw(st.sampled_from(mixed_sizes(bounds, 0)))
     share = st.tuples(st.integers(0, 900), st.integers(1, 20)).map(lambda pair: (sum(pair), pair[1]))

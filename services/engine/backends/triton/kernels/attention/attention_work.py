@@ -4,8 +4,9 @@
             `latent_attention`
     many    the other sequences: (sequence, tile of its queries) pairs, those with most keys first, see
             `prefill_attention`
+    expanded    the sequences with many queries whose keys and values are computed from latents, see `expanded_work`
 
-A query is a token of the step. Both lists pack a pair into one word, with the sequence in the high 16 bits. Plain index
+A query is a token of the step. All lists pack a pair into one word, with the sequence in the high 16 bits. Plain index
 arithmetic on the host; the caller's `put` copies the arrays to the device. Called by the worker for each distinct kind
 of the model's layers (`WorkKinds`).
 """
@@ -19,9 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from antiphon.services.engine.backends.triton.kernels.attention.expanded_work import (
+    ExpandedWork,
+    Pieces,
+    expands,
+    plan_pieces,
+)
 from antiphon.services.engine.kernels.paged_attention import first_keys
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, split_tokens, splits_of
-from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.description import DecoderDescription, LatentAttention
 from antiphon.services.engine.models.kv_groups import layer_groups
 
 FEW_QUERIES: Final = 9
@@ -39,9 +46,14 @@ _WIDE_TILE_ROWS = 32
 _USUAL_WIDTH = 256
 """Widest head for which these numbers of rows fit the registers."""
 
+_USUAL_MADE = 128
+"""Widest keys (without the rotated part) and values, made of latents, whose tiles of `_TILE_ROWS` fit the registers."""
+
 Integers = NDArray[np.int64]
 Put = Callable[[NDArray[Any], int], Tensor]
 """Puts an array on the device as int32, with room for the given number of elements."""
+PutAny = Callable[[NDArray[Any]], Tensor]
+"""Like `Put`, for an array of any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +78,9 @@ class Heads:
     head_dim: int
     itemsize: int
     stored_itemsize: int
-    latent: bool = False
-    """Whether keys and values are rows of latents (`latent_attention`). The kernel for few queries divides their heads
-    among programs, so it takes any number of heads."""
+    latent: LatentAttention | None = None
+    """Of layers whose keys and values are rows of latents (`latent_attention`). The kernel for few queries divides
+    their heads among programs, so it takes any number of heads."""
     chunked_windows: bool = False
     one_form: bool = False
     """Whether the prefill kernel computes all sequences, so that a token has the same bits in any step."""
@@ -76,7 +88,7 @@ class Heads:
     @property
     def split_tokens(self) -> int:
         """See `kernels/splits`."""
-        return split_tokens(self.group, latent=self.latent)
+        return split_tokens(self.group, latent=self.latent is not None)
 
     @property
     def few_rows(self) -> int:
@@ -86,11 +98,22 @@ class Heads:
     @property
     def queries_a_tile(self) -> int:
         """Number of queries in a tile of the prefill kernel, each with all query heads of a key head."""
-        return max(1, self._fitting(_TILE_ROWS if self.itemsize <= 2 else _WIDE_TILE_ROWS) // self.group)
+        return max(1, self._fitting(self._tile_rows) // self.group)
+
+    @property
+    def queries_an_expanded_tile(self) -> int:
+        """Number of queries in a tile of the kernel for expanded latents, each with one head."""
+        assert self.latent is not None
+        wide = max(self.latent.nope_dim, self.latent.value_dim) > _USUAL_MADE
+        return self._tile_rows // 2 if wide else self._tile_rows
+
+    @property
+    def _tile_rows(self) -> int:
+        return _TILE_ROWS if self.itemsize <= 2 else _WIDE_TILE_ROWS
 
     def _fitting(self, rows: int) -> int:
         """Returns how many rows take the registers of so many rows of the usual width."""
-        if self.latent or self.head_dim <= _USUAL_WIDTH:
+        if self.latent is not None or self.head_dim <= _USUAL_WIDTH:
             return rows
         padded = 1 << (self.head_dim - 1).bit_length()
         # Converting numbers of 8 bits takes registers too.
@@ -116,7 +139,7 @@ def work_kinds(
             head_dim=d.head_dim,
             itemsize=itemsize,
             stored_itemsize=stored_itemsize,
-            latent=d.latent is not None,
+            latent=d.latent,
             chunked_windows=d.chunked_windows,
             one_form=one_form,
         )
@@ -205,6 +228,7 @@ class DeviceWork:
     many: ManyWork | None
     chunked: bool = False
     """Whether windows are chunks, see `kernels/paged_attention`."""
+    expanded: ExpandedWork | None = None
 
     @property
     def window_kind(self) -> int:
@@ -220,7 +244,7 @@ def has_few(query_lens: Integers, heads: Heads, most: int = FEW_QUERIES) -> NDAr
     """
     if heads.one_form:
         return np.zeros(len(query_lens), dtype=np.bool_)
-    narrow = heads.latent | (query_lens * heads.group <= heads.few_rows)
+    narrow = heads.latent is not None or (query_lens * heads.group <= heads.few_rows)
     return (query_lens == 1) | ((query_lens <= most) & narrow)
 
 
@@ -250,18 +274,52 @@ def query_tiles(sequences: Sequences, each: int) -> Integers:
 
 
 def plan_work(
-    sequences: Sequences, tables: Tensor, window: int | None, heads: Heads, put: Put, room: Room | None = None
+    sequences: Sequences,
+    tables: Tensor,
+    window: int | None,
+    heads: Heads,
+    put: Put,
+    room: Room | None = None,
+    put_any: PutAny | None = None,
 ) -> DeviceWork:
-    """Returns the work lists of one step for layers of one kind. `room`: of the captured graph that runs the step."""
+    """Returns the work lists of one step for layers of one kind.
+
+    `room`: of the captured graph that runs the step. Latents are not expanded in graphs, because how many pieces that
+    takes depends on the contexts. `put_any`: for lists that grow with contexts; None: `put` has room for them too.
+    """
     few = has_few(sequences.query_lens, heads, FEW_QUERIES if room is None else room.queries)
-    some, rest = sequences.take(np.flatnonzero(few)), sequences.take(np.flatnonzero(~few))
-    takes_few, takes_many = (few.any(), not few.all()) if room is None else (room.few > 0, room.many > 0)
+    expanded = np.zeros_like(few)
+    if heads.latent is not None and room is None:
+        contexts = sequences.seq_lens - sequences.query_lens
+        expanded = ~few & expands(sequences.query_lens, contexts, heads.latent)
+    some, rest = (sequences.take(np.flatnonzero(found)) for found in (few, ~few & ~expanded))
+    takes_few, takes_many = (len(some.rows), len(rest.rows)) if room is None else (room.few, room.many)
     return DeviceWork(
         tables=tables,
         window=window,
         few=_few(some, window, heads, put, room) if takes_few else None,
         many=_many(rest, heads.queries_a_tile, put, room) if takes_many else None,
+        expanded=_expanded(sequences, expanded, heads, put, put_any) if expanded.any() else None,
         chunked=heads.chunked_windows,
+    )
+
+
+def _expanded(
+    sequences: Sequences, expanded: NDArray[np.bool_], heads: Heads, put: Put, put_any: PutAny | None
+) -> ExpandedWork:
+    assert heads.latent is not None
+    each = heads.queries_an_expanded_tile
+    mine, rest = sequences.take(np.flatnonzero(expanded)), sequences.take(np.flatnonzero(~expanded))
+    ends = rest.query_starts + rest.query_lens
+    num_tokens = int(sequences.query_lens.sum())
+    pieces = Pieces(latent=heads.latent, heads=heads.group, itemsize=heads.itemsize, num_tokens=num_tokens)
+    most_rows = pieces.num_rows(int(mine.seq_lens.sum()))
+    columns = np.stack((mine.rows, mine.seq_lens, mine.query_starts, mine.query_lens), axis=1)
+    return ExpandedWork(
+        others=(int(rest.query_starts.min()), int(ends.max())) if len(ends) else (0, 0),
+        queries_a_tile=each,
+        most_rows=most_rows,
+        pieces=plan_pieces(columns, each, most_rows, put_any or (lambda words: put(words, len(words)))),
     )
 
 

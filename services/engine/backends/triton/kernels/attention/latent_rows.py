@@ -1,11 +1,11 @@
 """One kernel between the projections of latent attention and its scores: latent norm, rotation, writing to the cache.
 
     row of a token     [norm(latent) | rotate(key part)] is stored in its slot as round(clamp(x)), see `kernels/storage`
-    query of a head    its last rope_dim numbers are rotated and stored behind the rank numbers of `absorbed`
+    query of a head    its last rope_dim numbers are rotated and stored in `turned`
 
     projected   [n, … | rank | rope_dim], rows may be further apart: latents and the rotated parts of keys
     queries     [n, heads, nope_dim + rope_dim], rows may be further apart
-    absorbed    [n, heads, rank + rope_dim], contiguous; its first rank numbers are not touched
+    turned      [n, heads, rope_dim], contiguous
     cache       [num_blocks, block_size, 1, rank + rope_dim]
     positions, slots   [n] int32; slot -1: the row is not written
     table       [positions, 2, rotary_dim / 2], see `rope_kv`; dimensions behind the first rotary_dim are not rotated
@@ -27,7 +27,7 @@ _HEADS_AT_ONCE = 8
 
 @triton.jit
 def _latent_rows_kernel(
-    projected, queries, absorbed, positions, slots, table, norm, cache, eps, projected_stride, row_start,
+    projected, queries, turned, positions, slots, table, norm, cache, eps, projected_stride, row_start,
     query_stride,
     HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr, RANK_PAD: tl.constexpr, ROPE: tl.constexpr,
     ROPE_PAD: tl.constexpr, ROTARY: tl.constexpr, AT_ONCE: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -69,15 +69,15 @@ def _latent_rows_kernel(
         source = queries + token * query_stride + (head * (NOPE + ROPE) + NOPE)[:, None]
         query = tl.load(source + t[None, :], mask=inside, other=0.0).to(tl.float32)
         partners = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-        turned = query * cos[None, :] + partners * sin[None, :]
-        place = absorbed + (token * HEADS + head)[:, None] * (RANK + ROPE) + RANK + t[None, :]
-        tl.store(place, turned.to(absorbed.dtype.element_ty), mask=inside)
+        rotated = query * cos[None, :] + partners * sin[None, :]
+        place = turned + (token * HEADS + head)[:, None] * ROPE + t[None, :]
+        tl.store(place, rotated.to(turned.dtype.element_ty), mask=inside)
 
 
 def store_latents(
     projected: Tensor,
     queries: Tensor,
-    absorbed: Tensor,
+    turned: Tensor,
     positions: Tensor,
     slots: Tensor,
     cache: Tensor,
@@ -86,14 +86,14 @@ def store_latents(
     norm: Tensor,
     eps: float,
 ) -> None:
-    """Writes the rows of a step to the cache and rotates its queries into `absorbed`, see the module.
+    """Writes the rows of a step to the cache and rotates its queries into `turned`, see the module.
 
     `table`: None: nothing is rotated. `norm` [rank]: the weight of the latents' norm.
     """
     rank, (heads, query_dim) = norm.shape[0], queries.shape[1:]
     rope_dim, rotary = cache.shape[3] - rank, 0 if table is None else 2 * table.shape[2]
-    assert absorbed.is_contiguous(), "absorbed queries must be contiguous"
-    assert absorbed.shape == (len(projected), heads, rank + rope_dim), absorbed.shape
+    assert turned.is_contiguous(), "rotated queries must be contiguous"
+    assert turned.shape == (len(projected), heads, rope_dim), turned.shape
     assert rotary <= rope_dim, (rotary, rope_dim)
     assert projected.stride(1) == queries.stride(2) == 1, "rows must be contiguous"
     assert queries.stride(1) == query_dim, "the heads of a query must be contiguous"
@@ -101,7 +101,7 @@ def store_latents(
     table = norm if table is None else table
     launch(
         _latent_rows_kernel, (len(projected), 1 + ceil_div(heads, _HEADS_AT_ONCE)),
-        projected, queries, absorbed, positions, slots, table, norm, cache, eps, projected.stride(0),
+        projected, queries, turned, positions, slots, table, norm, cache, eps, projected.stride(0),
         projected.shape[1] - rank - rope_dim, queries.stride(0),
         warps=4, HEADS=heads, NOPE=query_dim - rope_dim, RANK=rank, RANK_PAD=power_of_two(rank), ROPE=rope_dim,
         ROPE_PAD=power_of_two(rope_dim), ROTARY=rotary, AT_ONCE=_HEADS_AT_ONCE, INTERLEAVED=interleaved,

@@ -146,8 +146,8 @@ def _shape(head_dim: int, itemsize: int) -> tuple[int, int, int]:
     if itemsize > 2:
         return 16, 8, 1
     if head_dim > 256:
-        return 16, 8, {"sm_80": 2, "sm_90": 3, "gfx942": 1}[architecture()]
-    if architecture() == "sm_90":
+        return 16, 8, {"sm_80": 2, "sm_90": 3, "sm_100": 3, "gfx942": 1}[architecture()]
+    if architecture() in ("sm_90", "sm_100"):
         return {16: (128, 8, 3), 32: (128, 8, 3), 64: (128, 8, 3), 128: (64, 8, 3)}.get(head_dim, (32, 8, 2))
     if architecture() == "gfx942":
         return (64, 8, 2) if head_dim <= 64 else (32, 8, 2)

@@ -166,7 +166,7 @@ def float8_factor() -> float:
 
 def _has_float8() -> bool:
     """Whether the device converts 8-bit floats by itself."""
-    return architecture() == "sm_90" and not INTERPRETED
+    return architecture() in ("sm_90", "sm_100") and not INTERPRETED
 
 
 def _places(weight: QuantizedWeight) -> Tensor:
