@@ -102,7 +102,7 @@ class StepGraphs:
     def find(self, step: HostStep) -> GraphSize | None:
         """Returns the size of the graph for a step; None if none fits."""
         graphs = self.plain if step.token_slots is None else self.adapted
-        if graphs is None or not step.is_decode:
+        if graphs is None or not step.is_decode or step.is_eager:
             return None
         return graphs.find(step.sequences.seq_lens)
 

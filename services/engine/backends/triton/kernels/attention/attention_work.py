@@ -73,6 +73,8 @@ class Heads:
     chunked_windows: bool = False
     one_form: bool = False
     """Whether the prefill kernel computes all sequences, so that a token has the same bits in any step."""
+    mutual: bool = False
+    """Whether the tokens of an image attend to each other in these layers (`Sequences.horizons`)."""
 
     @property
     def split_tokens(self) -> int:
@@ -120,6 +122,7 @@ def work_kinds(
             latent=d.latent is not None,
             chunked_windows=d.chunked_windows,
             one_form=one_form,
+            mutual=d.mutual_images and (window is not None or not d.mutual_in_windows),
         )
         kinds[window, heads].setdefault(groups[layer], []).append(layer)
     return kinds
@@ -127,16 +130,32 @@ def work_kinds(
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries."""
+    """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries.
+
+    `horizons` [num_tokens]: position of the last key that each query sees in layers where the tokens of an image attend
+    to each other; None: each sees the keys up to its own.
+    """
 
     rows: Integers
     seq_lens: Integers
     query_starts: Integers
     query_lens: Integers
+    horizons: Integers | None = None
 
     def take(self, places: Integers) -> "Sequences":
         """Returns the sequences with the given indices."""
-        return Sequences(*(x[places] for x in (self.rows, self.seq_lens, self.query_starts, self.query_lens)))
+        columns = (x[places] for x in (self.rows, self.seq_lens, self.query_starts, self.query_lens))
+        return Sequences(*columns, horizons=self.horizons)
+
+    def look_ahead(self) -> NDArray[np.bool_]:
+        """Returns for each sequence whether a query of the step sees a key behind its own."""
+        ahead, horizons = np.zeros(len(self.rows), dtype=np.bool_), self.horizons
+        if horizons is None:
+            return ahead
+        for index, first in enumerate(self.query_starts.tolist()):
+            own = np.arange(self.seq_lens[index] - self.query_lens[index], self.seq_lens[index])
+            ahead[index] = (horizons[first : first + len(own)] > own).any()
+        return ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +180,10 @@ class FewWork:  # positional: columns in the order of the kernel's arguments
 
 @dataclass(frozen=True, slots=True)
 class ManyWork:  # positional: columns in the order of the kernel's arguments
-    """Work list for sequences with many queries, int32 on the device. `tiles` [num_tiles]: see the module."""
+    """Work list for sequences with many queries, int32 on the device.
+
+    `tiles` [num_tiles]: see the module; `horizons` [num_tokens]: see `Sequences`.
+    """
 
     num_tiles: int
     queries_a_tile: int
@@ -170,6 +192,7 @@ class ManyWork:  # positional: columns in the order of the kernel's arguments
     query_starts: Tensor
     query_lens: Tensor
     tiles: Tensor
+    horizons: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,13 +265,22 @@ def plan_work(
         # Sequences without queries have a tile too, which stores nothing.
         sequences = _pad(sequences, capacity[0])
     few = has_few(sequences.query_lens, heads)
+    if heads.mutual:
+        # The decode kernel's queries see the keys up to their own.
+        few &= ~sequences.look_ahead()
     if few.all() and not heads.one_form:
         return work(few=_few(sequences, window, heads, put, capacity), many=None)
     many = sequences.take(np.flatnonzero(~few))
     each = heads.queries_a_tile
     tiles = query_tiles(many, each)
     columns = (many.rows, many.seq_lens, many.query_starts, many.query_lens, tiles)
-    placed = ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))
+    horizons = many.horizons if heads.mutual else None
+    placed = ManyWork(
+        len(tiles),
+        each,
+        *(put(column, len(column)) for column in columns),
+        horizons=None if horizons is None else put(horizons, len(horizons)),
+    )
     rest = sequences.take(np.flatnonzero(few))
     placed_few = _few(rest, window, heads, put, capacity) if few.any() else None
     return work(few=placed_few, many=placed)
