@@ -129,7 +129,7 @@ def work_kinds(
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class Sequences:  # positional: columns of the sequences, as the kernels take them
     """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries.
 
     `horizons` [num_tokens]: position of the last key that each query sees in layers where the tokens of an image attend
