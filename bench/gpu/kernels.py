@@ -75,12 +75,13 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 class Attention:
     """An attention problem with random queries, keys and values, whose KV blocks are in random order.
 
-    `lengths` has, for each sequence, the number of tokens computed earlier and the number of query tokens.
+    `lengths` has, for each sequence, the number of tokens computed earlier and the number of query tokens. With
+    `images` the query tokens of a sequence are those of an image, which attend to each other.
     """
 
     def __init__(
         self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: int | None = None,
-        softcap: float | None = None, cache: torch.dtype = BF16,
+        softcap: float | None = None, cache: torch.dtype = BF16, images: bool = False,
     ) -> None:  # fmt: skip
         query_lens = np.array([queries for _, queries in lengths])
         seq_lens = np.array([computed + queries for computed, queries in lengths])
@@ -89,14 +90,18 @@ class Attention:
         self.tables = np.zeros((len(lengths), int(widths.max())), dtype=np.int32)
         for row, width in enumerate(widths):
             self.tables[row, :width], ids = ids[:width], ids[width:]
-        self.sequences = Sequences(np.arange(len(lengths)), seq_lens, query_lens.cumsum() - query_lens, query_lens)
+        self.spans = [[(computed, computed + queries)] if images else [] for computed, queries in lengths]
+        horizons = np.repeat(seq_lens - 1, query_lens) if images else None
+        starts = query_lens.cumsum() - query_lens
+        self.sequences = Sequences(np.arange(len(lengths)), seq_lens, starts, query_lens, horizons)
         self.queries = draw(int(query_lens.sum()), heads, head_dim)
         shape = (int(widths.sum()), BLOCK_SIZE, kv_heads, head_dim)
         self.caches = [as_stored(draw(*shape), cache) for _ in range(2)]
         self.window, self.softcap, self.kv_heads = window, softcap, kv_heads
         self.geometry = Geometry(kv_heads=kv_heads, scale=head_dim**-0.5, softcap=softcap)
         tables = torch.from_numpy(self.tables).to(DEVICE)
-        self.work = plan_work(self.sequences, tables, window, _heads(heads // kv_heads, self.caches[0]), _put)
+        kind = _heads(heads // kv_heads, self.caches[0], images=images)
+        self.work = plan_work(self.sequences, tables, window, kind, _put)
 
     def run(self) -> Tensor:
         """Runs the kernels. The output is first filled with NaN, so that missing values are noticed."""
@@ -108,7 +113,7 @@ class Attention:
         shape = AttentionShape(block_size=BLOCK_SIZE, bytes_per_slot=1, dtype=torch.float32, device=DEVICE)
         starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
         tables = self.tables.astype(np.int64)
-        batch = plan_attention(starts, self.sequences.seq_lens, tables[None], self.window, shape)
+        batch = plan_attention(starts, self.sequences.seq_lens, tables[None], self.window, shape, self.spans)
         keys, values = (cache.float() for cache in self.caches)
         none = keys.new_zeros((len(self.queries), self.kv_heads, keys.shape[-1]))
         scores = Scores(None, self.softcap)
@@ -187,13 +192,16 @@ class ExpandedLatents(LatentAttention):
         return latent_attention(self.queries.float(), none, cache, up, batch, self.SHAPE.query_dim**-0.5)
 
 
-def _heads(group: int, cache: Tensor, latent: description.LatentAttention | None = None) -> Heads:
+def _heads(
+    group: int, cache: Tensor, latent: description.LatentAttention | None = None, *, images: bool = False
+) -> Heads:
     return Heads(
         group=group,
         head_dim=cache.shape[-1],
         itemsize=BF16.itemsize,
         stored_itemsize=cache.dtype.itemsize,
         latent=latent,
+        mutual=images,
     )
 
 
@@ -229,6 +237,8 @@ def errors() -> Iterator[tuple[str, float]]:
         yield f"{name}, latents, e4m3 cache", _attention_error(LatentAttention(lengths, 16, torch.float8_e4m3fn))
     yield "chunks, expanded latents", _attention_error(ExpandedLatents([(300, 700), (64, 400)], 16))
     yield "chunks, expanded latents, in pieces", _attention_error(ExpandedLatents([(30_000, 300)], 16))
+    yield "images", _attention_error(Attention([*prefills, (300, 5)], 32, 16, 128, images=True))
+    yield "images, window", _attention_error(Attention(prefills, 16, 8, 256, window=200, images=True))
     yield "guesses, latents", _attention_error(LatentAttention([(300, 9), (4000, 5)], 20))
     x, weight, residual = draw(65, 4096), draw(4096), draw(65, 4096)
     expected = residual.float() + rms_norm(x.float(), weight.float(), 1e-5)

@@ -16,8 +16,10 @@ from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_re
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 NUM = 10
+EVERY = (*BACKENDS, pytest.param("triton", marks=pytest.mark.slow))
+"""The GPU kernels, under the interpreter, are quick in one test."""
 
 
 class Prompted:
@@ -67,7 +69,7 @@ class Prompted:
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gpt2"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERY)
 def test_tokens_are_those_behind_the_adapter_s_vectors(
     backend: str, variant: str, models: Models, tmp_path: Path
 ) -> None:
@@ -85,7 +87,7 @@ def test_tokens_are_those_behind_the_adapter_s_vectors(
     assert list(engine.engine.cached.values())[-4:] == [15, 9, 8, 16]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "triton"])
 def test_a_prompt_adapter_and_a_lora_adapter_together(backend: str, models: Models, tmp_path: Path) -> None:
     model, prompt = models("llama"), make_prompt(12)
     lora, virtual = make_adapter(tmp_path / "lora", model), make_prompt_adapter(tmp_path / "virtual", model)
@@ -95,7 +97,7 @@ def test_a_prompt_adapter_and_a_lora_adapter_together(backend: str, models: Mode
     assert engine.generate([(prompt, adapters), (prompt, adapters[::-1])]) == [expected, expected]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERY)
 def test_preempted_chunked_and_crowded(backend: str, models: Models, tmp_path: Path) -> None:
     model = models("llama")
     paths = [make_prompt_adapter(tmp_path / str(n), model, num_tokens=9, seed=n) for n in range(5)]
@@ -109,7 +111,7 @@ def test_preempted_chunked_and_crowded(backend: str, models: Models, tmp_path: P
     assert engine.engine.core.counters().prompt_tokens == sum(map(len, prompts))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERY)
 def test_penalties_count_real_tokens_alone_and_beams_work(backend: str, models: Models, tmp_path: Path) -> None:
     model, prompt = models("llama"), make_prompt(20)
     engine = Prompted(model, backend)

@@ -10,7 +10,6 @@ from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
 from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.shared.blocks import adapter_salt
-from antiphon.shared.flags import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import Engine, Models, greedy, make_prompt
 from tests.model.recomputed import Recomputed, graphs_of
@@ -128,12 +127,3 @@ def test_steps_with_and_without_adapters_run_in_graphs_of_their_own(models: Mode
     assert 0 in recomputed.replayed
     assert set(recomputed.replayed) <= plain
     assert len({tuple(tokens) for tokens in eager[0]}) == 3
-
-
-def test_prompt_adapters_are_refused_with_what_to_do(models: Models) -> None:
-    from antiphon.services.engine.backends.load import load_worker
-    from tests.model.harness import settings
-
-    asked = settings(models("llama"), cpu_backend="triton", enable_prompt_adapter=True)
-    with pytest.raises(SettingsError, match="virtual tokens; leave out --enable-prompt-adapter"):
-        load_worker(asked)

@@ -86,6 +86,8 @@ class Attention:
     alibi: bool = False
     sinks: bool = False
     chunked: bool = False
+    mutual: bool = False
+    """Whether the tokens of an image attend to each other."""
     queries: int = 1
     token: int = 0
     """Width of a token in a tensor of the cache that layers share; 0: that of its key heads."""
@@ -126,6 +128,8 @@ ATTENTIONS = {
     "GPT-NeoX": Attention(64, 64, 96),
     "gpt-oss": Attention(64, 8, 64, window=128, sinks=True),
     "Llama 4": Attention(40, 8, 128, window=8192, chunked=True),
+    "Gemma 3 12B, images, window": Attention(16, 8, 256, window=1024, mutual=True),
+    "Gemma 3 27B, images": Attention(32, 16, 128, mutual=True),
     "Gemma 4 E2B, window": Attention(8, 1, 256, window=512, token=512),
     "Gemma 4 E4B, 8 queries": Attention(8, 2, 512, queries=8),
     "Gemma 4 31B": Attention(32, 4, 512),
@@ -137,7 +141,8 @@ ATTENTIONS = {
 def attention(a: Attention) -> Callable[[], None]:
     def start() -> None:
         few = FewWork(8, a.queries, 64, *(words(8) for _ in range(4)), words(9), words(64), words(1))
-        many = ManyWork(64, a.work_heads.queries_a_tile, *(words(8) for _ in range(4)), words(64))
+        places = (words(8) for _ in range(4))
+        many = ManyWork(64, a.work_heads.queries_a_tile, *places, words(64), words(64) if a.mutual else None)
         work = DeviceWork(tables=words(256, 512), window=a.window, few=few, many=many, chunked=a.chunked)
         slopes = empty(a.heads, dtype=F32) if a.alibi else None
         sinks = empty(a.heads, dtype=F32) if a.sinks else None
@@ -221,14 +226,19 @@ def expanded(a: Latents, each: int, queries: Tensor, turned: Tensor, cache: Tens
 
 
 def rope(
-    a: Attention, rotary: int, interleaved: bool, normed_heads: bool, norm_last: bool = False
+    a: Attention, rotary: int, interleaved: bool, normed_heads: bool, norm_last: bool = False, spatial: bool = False
 ) -> Callable[[], None]:
+    """Returns a case of the kernel. `spatial`: tokens have a position in each of three axes."""
+
     def start() -> None:
+        positions, axes = (words(3, 64), words(rotary // 2)) if spatial else (words(64), None)
         cache = a.make_cache()
         norm = empty(a.heads + a.kv_heads, a.head_dim, dtype=a.dtype) if normed_heads else None
         table = empty(8192, 2, rotary // 2, dtype=a.dtype) if rotary else None
         qkv = empty(64, (a.heads + 2 * a.kv_heads) * a.head_dim, dtype=a.dtype)
-        rotate_and_store(qkv, words(64), words(64), cache, cache, a.heads, table, interleaved, norm, 1e-6, norm_last)
+        rotate_and_store(
+            *(qkv, positions, words(64), cache, cache, a.heads, table, interleaved, norm, 1e-6, norm_last), axes=axes
+        )
 
     return start
 
@@ -523,6 +533,8 @@ def all_cases() -> Iterator[Case]:
     yield Case("rotation and cache, Qwen3 0.6B", rope(qwen, 128, False, True))
     yield Case("rotation and cache, GLM 4", rope(Attention(32, 2, 128), 64, True, False))
     yield Case("rotation and cache, Hunyuan 7B", rope(llama, 128, False, True, norm_last=True))
+    vision = Attention(28, 4, 128)
+    yield Case("rotation and cache, Qwen2.5-VL 7B, images", rope(vision, 128, False, False, spatial=True))
     yield Case("rotation and cache, GPT-2", rope(Attention(12, 12, 64, dtype=F16), 0, False, False))
     yield Case("rotation and cache, Gemma 4 E4B", normed_values(ATTENTIONS["Gemma 4 E4B, 8 queries"]))
     eight = ATTENTIONS["Llama 3.1 8B, cache e4m3"]

@@ -123,12 +123,6 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     if device.type == "cpu":
         if settings.execution.cpu_backend != "triton":
             return False
-        if settings.adapters.enable_prompt_adapter:
-            raise SettingsError(
-                "--cpu-backend=triton: the kernels compute without virtual tokens; leave out --enable-prompt-adapter"
-            )
-        if settings.enable_mm:
-            raise SettingsError("--cpu-backend=triton: the kernels compute without images; leave out --enable-mm")
         if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
             raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if has_family(read_config(model_dir)) and (reason := triton_cannot_serve(settings, model_dir)) is not None:
@@ -147,10 +141,6 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
 
 def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     """Returns the reason why the Triton worker cannot run this model with these settings; None if it can."""
-    if settings.adapters.enable_prompt_adapter:
-        return "they compute without virtual tokens, which prompt adapters need"
-    if settings.enable_mm:
-        return "they compute without images"
     if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
         return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):

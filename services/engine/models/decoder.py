@@ -20,6 +20,7 @@ from torch import Tensor
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.layers.attention import Attention, StepInputs
 from antiphon.services.engine.models.layers.ending import ExpertsBeside, LayerEnding, LayerInputWeights
+from antiphon.services.engine.models.layers.given import GivenEmbeddings
 from antiphon.services.engine.models.layers.latent_attention import LatentWeights
 from antiphon.services.engine.models.layers.linear import Linear
 from antiphon.services.engine.models.layers.mlp import Mlp
@@ -224,7 +225,7 @@ class Decoder:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden]; writes the step's keys and values."""
         stage = self._stage
         if stage is None or stage.is_first:
-            hidden = self.embed(ids, positions)
+            hidden = self.embed(ids, positions, step.given)
         else:
             hidden = stage.receive(len(ids), self._weights.embedding)
         if self._weights.layer_inputs is not None:
@@ -239,8 +240,10 @@ class Decoder:
         """Hidden [num_tokens, hidden] → the same after the last layer; writes the step's keys and values."""
         prepared, ends = self._attention.prepare(positions), self._weights.streams
         hidden = hidden if ends is None else ends.split(hidden)
-        for block in self._blocks[: self.description.num_model_layers]:
+        for index, block in enumerate(self._blocks[: self.description.num_model_layers]):
             hidden = block(hidden, prepared, step)
+            if step.given is not None and index < self.description.image_layers:
+                hidden = step.given.added(index, hidden)
         return hidden if ends is None else ends.join(hidden)
 
     def draft(
@@ -253,7 +256,7 @@ class Decoder:
         """
         draft = self._weights.layers[-1].draft
         assert draft is not None, "the model has no draft layer"
-        both = draft.embedding_norm(self.embed(ids, positions)), draft.hidden_norm(hidden)
+        both = draft.embedding_norm(self.embed(ids, positions, step.given)), draft.hidden_norm(hidden)
         states = self._blocks[-1](draft.input(torch.cat(both, dim=1)), self._attention.prepare(positions), step)
         states = draft.norm(states.index_select(0, tokens))
         return states, self.logits(states)
@@ -285,20 +288,16 @@ class Decoder:
         """
         return hidden if self._stage is None else self._stage.from_last(hidden)
 
-    def _lookup(self, ids: Tensor) -> Tensor:
-        """Returns the rows of the embedding matrix, [num_tokens, hidden]."""
-        return F.embedding(ids, self._weights.embedding)
+    def embed(self, ids: Tensor, positions: Tensor, given: GivenEmbeddings | None = None) -> Tensor:
+        """Ids and positions [num_tokens] → hidden [num_tokens, hidden] before the first layer.
 
-    def _with_virtual(self, embeddings: Tensor) -> Tensor:
-        """Returns the scaled embeddings [num_tokens, hidden]. A subclass inserts the embeddings of virtual tokens."""
-        return embeddings
-
-    def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Ids and positions [num_tokens] → hidden [num_tokens, hidden] before the first layer."""
-        hidden = self._lookup(ids)
+        `given` replaces scaled embeddings: it is not scaled itself.
+        """
+        hidden = F.embedding(ids, self._weights.embedding)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
-        hidden = self._with_virtual(hidden)
+        if given is not None:
+            hidden = given.placed(hidden)
         if self._weights.positions is not None:
             hidden = hidden + F.embedding(positions + self.description.learned_position_offset, self._weights.positions)
         return hidden

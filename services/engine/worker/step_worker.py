@@ -10,21 +10,19 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
 from antiphon.services.engine.adapters.delta import LoadedAdapter
 from antiphon.services.engine.adapters.library import AdapterLibrary
-from antiphon.services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
-from antiphon.services.engine.kernels.paged_attention import Spans
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult, default_batched_tokens
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
 from antiphon.services.engine.models.description import DecoderDescription
 from antiphon.services.engine.models.kv_groups import freed_window, num_groups
 from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.services.engine.sampling.grammar import grammar_compiler
-from antiphon.services.engine.worker.batch.images import SpatialPositions, embedding_rows, spatial_positions
+from antiphon.services.engine.worker.batch.given import GivenRows
 from antiphon.services.engine.worker.batch.inputs import FlatStep, flatten
 from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
 from antiphon.services.engine.worker.batch.pooling import PoolingRows
@@ -137,37 +135,15 @@ class StepWorker(ABC):
         """Puts an adapter into a slot that no step in flight uses. Subclasses with adapters implement it."""
         raise AssertionError("this worker has no adapters")
 
+    def _vectors(self, version: str) -> Tensor:
+        """Returns the vectors of a prompt adapter, [virtual tokens, hidden]."""
+        return cast(Tensor, self._adapter(version).prepared)
+
     def _adapter(self, version: str) -> LoadedAdapter:
         adapter = None if self.adapters is None else self.adapters.find(version)
         # The new sequence of the plan still references the adapter.
         assert adapter is not None, f"the adapter {version} is not loaded"
         return adapter
-
-    def _take_virtual_tokens(self, plan: StepPlan) -> None:
-        for row in plan.freed_rows if self._virtual or self._spatial or self._spans else ():
-            self._virtual.pop(row, None)
-            self._spatial.pop(row, None)
-            self._spans.pop(row, None)
-        for sequence in plan.new:
-            if sequence.prompt_adapter:
-                rows = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
-                # Padded to the width of the embeddings of images, which may be in the same step.
-                self._virtual[sequence.row] = F.pad(rows, (0, rows.shape[1] * self._image_layers))
-            elif self._virtual:
-                self._virtual.pop(sequence.row, None)
-            self._take_images(sequence)
-
-    def _take_images(self, sequence: NewSequence) -> None:
-        if sequence.images and self._embeds:
-            self._virtual[sequence.row] = embedding_rows(sequence.images, self._model_dtype, self._device)
-        if sequence.images and self._has_sections:
-            self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.images)
-        elif self._spatial:
-            self._spatial.pop(sequence.row, None)
-        if sequence.images and self._facts.mutual_images:
-            self._spans[sequence.row] = [(one.start, one.start + one.num_tokens) for one in sequence.images]
-        elif self._spans:
-            self._spans.pop(sequence.row, None)
 
     def _fill_slots(self, plan: StepPlan) -> None:
         for slot, version in plan.adapters:
@@ -182,18 +158,19 @@ class StepWorker(ABC):
         if plan.copies_blocks:
             copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
-        self._take_virtual_tokens(plan)
+        self._given.join(plan, self._vectors)
         if self._pooling.params or any(new.pooling is not None for new in plan.new):
             self._pooling.join(plan)
         if plan.empty:
             return None
         step = flatten(plan, self._table, self._facts.block_size)
-        if self._spatial:
-            step = replace(step, spatial=spatial_positions(plan, step, self._spatial))
-        if self._spans:
-            step = replace(step, mutual=[self._spans.get(share.row, ()) for share in plan.scheduled])
-        if self._pooling.params and len(spans := self._pooling.spans(plan)):
-            step = replace(step, spans=spans)
+        spatial = self._given.positions(plan, step.positions, step.query_start_loc[:-1])
+        if spatial is not None:
+            step = replace(step, spatial=spatial)
+        if (spans := self._given.spans(plan)) is not None:
+            step = replace(step, mutual=spans)
+        if self._pooling.params and len(pooled := self._pooling.spans(plan)):
+            step = replace(step, spans=pooled)
         return step
 
     def _after_step(self) -> None:
@@ -259,18 +236,13 @@ class StepWorker(ABC):
             num_stages=spec.ranks.shard.pp_size,
         )
         self._pooling = PoolingRows(spec.embedding_size)
-        self._virtual: dict[int, Tensor] = {}
-        """The embeddings of the virtual tokens of each row that has any, [virtual tokens, width]: of a prompt adapter
-        or of images (`PlacedImage.embeddings`)."""
-        self._spatial: dict[int, SpatialPositions] = {}
-        """Positions of the prompt of each row that has images, in a model with positions in rows and columns."""
-        self._spans: dict[int, Spans] = {}
-        """The images of each row that has any, in a model whose images' tokens attend to each other."""
-        self._has_sections = description.rope is not None and bool(description.rope.sections)
-        self._image_layers = description.image_layers
-        self._embeds = spec.ranks.stage is None or spec.ranks.is_first
-        """Whether this worker computes token embeddings; later pipeline stages do not."""
-        self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
+        self._given = GivenRows(
+            description,
+            spec.model_dtype or dtype,
+            spec.device,
+            mutual=self._facts.mutual_images,
+            embeds=spec.ranks.stage is None or spec.ranks.is_first,
+        )
         self._table = StateTable(
             settings.scheduler.max_num_seqs,
             kv.max_model_len,

@@ -266,7 +266,7 @@ class CpuWorker(StepWorker):
         addresses, tables = np.zeros(len(step.ids), dtype=np.int64), list[torch.Tensor]()
         places = zip(virtual.tokens.tolist(), virtual.rows.tolist(), virtual.indices.tolist(), strict=True)
         for token, row, position in places:
-            table = self._virtual[row]
+            table = self._given.table(row)
             tables.append(table)
             addresses[token] = table[position].data_ptr()
         return TokenEmbeddings(addresses, tables)

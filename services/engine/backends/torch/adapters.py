@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon.services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
-from antiphon.services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights, Stage
-from antiphon.services.engine.models.description import DecoderDescription
-from antiphon.services.engine.models.layers.attention import StepInputs
+from antiphon.services.engine.models.decoder import DecoderWeights, LayerWeights
 from antiphon.services.engine.models.layers.linear import Linear
 from antiphon.services.engine.models.layers.mlp import GatedMlp, PlainMlp
 from antiphon.services.engine.parallel.linear import Summed
@@ -32,7 +30,6 @@ class AdapterStep:
         self._slots: Slots = [{} for _ in range(num_slots)]
         self._dtype, self._device = dtype, device
         self._groups: list[tuple[Mapping[Place, Delta], Tensor]] = []
-        self._given: tuple[Tensor, Tensor] | None = None
 
     def prepare(self, weights: AdapterWeights) -> Mapping[Place, Delta] | Tensor:
         """Returns the adapter's deltas, or its virtual tokens, in the model's data type and on its device."""
@@ -52,29 +49,6 @@ class AdapterStep:
                 rows = torch.from_numpy(np.flatnonzero(token_slots == slot)).to(self._device)
                 self._groups.append((self._slots[slot], rows))
 
-    def give(self, tokens: Tensor | None, rows: Tensor | None) -> None:
-        """Sets the embeddings of the step's virtual tokens: `rows` [n, width] for the tokens `tokens` [n].
-
-        `width` is hidden or, with embeddings for further layers (`DecoderDescription.image_layers`), hidden * (1 +
-        layers).
-        """
-        self._given = None if tokens is None or rows is None else (tokens, rows)
-
-    def with_virtual(self, embeddings: Tensor) -> Tensor:
-        """Returns the embeddings [num_tokens, hidden] of the step with those of its virtual tokens."""
-        if self._given is None:
-            return embeddings
-        tokens, rows = self._given
-        return embeddings.index_copy(0, tokens, rows[:, : embeddings.shape[1]])
-
-    def with_further(self, layer: int, hidden: Tensor) -> Tensor:
-        """Returns a layer's output [num_tokens, hidden] plus the images' embeddings for this layer."""
-        if self._given is None:
-            return hidden
-        tokens, rows = self._given
-        width = hidden.shape[1]
-        return hidden.index_add(0, tokens, rows[:, (layer + 1) * width : (layer + 2) * width])
-
     def add(self, place: Place, y: Tensor, x: Tensor) -> Tensor:
         """Adds the products of the step's adapters to y [n, out], for x [n, in]. Returns y, which it changes."""
         for deltas, rows in self._groups:
@@ -90,30 +64,6 @@ class AdapterStep:
     def _moved(self, delta: Delta) -> Delta:
         a, b = (each.to(dtype=self._dtype, device=self._device).contiguous() for each in (delta.a, delta.b))
         return replace(delta, a=a, b=b)
-
-
-class AdaptedDecoder(Decoder):
-    """A decoder that supports virtual tokens and the LoRA adapters of `adapted`."""
-
-    def __init__(
-        self, description: DecoderDescription, weights: DecoderWeights, step: AdapterStep, stage: Stage | None = None
-    ) -> None:
-        super().__init__(description, adapted(weights, step), stage=stage)
-        self._step = step
-
-    def _with_virtual(self, embeddings: Tensor) -> Tensor:
-        return self._step.with_virtual(embeddings)
-
-    def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
-        """See `Decoder`. The first `image_layers` layers add the further embeddings of images to their outputs."""
-        if not self.description.image_layers:
-            return super().layers(hidden, positions, step)
-        prepared = self._attention.prepare(positions)
-        for index, block in enumerate(self._blocks[: self.description.num_model_layers]):
-            hidden = block(hidden, prepared, step)
-            if index < self.description.image_layers:
-                hidden = self._step.with_further(index, hidden)
-        return hidden
 
 
 class AdaptedLinear:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon.services.engine.adapters.delta import Delta, LoadedAdapter, Place
-from antiphon.services.engine.backends.torch.adapters import AdaptedDecoder, AdapterStep
+from antiphon.services.engine.backends.torch.adapters import AdapterStep, adapted
 from antiphon.services.engine.backends.torch.results import step_result
 from antiphon.services.engine.backends.torch.weight_memory import host_weights
 from antiphon.services.engine.core.plan import StepPlan, StepResult
@@ -87,7 +87,7 @@ class TorchWorker(StepWorker):
             ranks,
             described=self._describe(settings, model_dir, config, ranks),
             trust_remote_code=settings.trust_remote_code,
-            adapters=self._adapter_step if serves_adapters(settings) or settings.enable_mm else None,
+            adapters=self._adapter_step if settings.adapters.enable_lora else None,
         )
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._adapter_step.prepare, ranks.shard)
@@ -188,13 +188,6 @@ class TorchWorker(StepWorker):
         """See `WeighableWorker`. Weights on a device are not included."""
         return host_weights(self._model.weights)
 
-    def _virtual_rows(self, step: FlatStep) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        virtual = step.virtual
-        if virtual is None or not self._embeds:
-            return None, None
-        pairs = zip(virtual.rows.tolist(), virtual.indices.tolist(), strict=True)
-        return self._tensor(virtual.tokens), torch.stack([self._virtual[row][index] for row, index in pairs])
-
     def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
         self._adapter_step.fill(slot, cast(Mapping[Place, Delta], adapter.prepared))
 
@@ -222,7 +215,6 @@ class TorchWorker(StepWorker):
     def _inputs(self, step: FlatStep) -> tuple[Tensor, Tensor, StepInputs]:
         """Returns the inputs of the model's forward pass: ids, positions, and the places of keys and values."""
         self._adapter_step.begin(step.token_slots)
-        self._adapter_step.give(*self._virtual_rows(step))
         positions = step.positions if step.spatial is None else step.spatial
         return self._tensor(step.ids), self._tensor(positions), self._step_inputs(step)
 
@@ -243,6 +235,7 @@ class TorchWorker(StepWorker):
             value_caches=self._cache.value_caches,
             states=step.states,
             state_caches=self._states,
+            given=self._given.embeddings(step.virtual),
         )
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
@@ -284,8 +277,7 @@ def load_model(
         layout = family.layout(description)
         weights = load_weights(model_dir, description, layout, dtype, device, form=form, ranks=ranks)
         local = local_description(description, ranks.shard)
-        if adapters is not None:
-            return AdaptedDecoder(local, weights, adapters, ranks.stage), local
+        weights = weights if adapters is None else adapted(weights, adapters)
         return Decoder(local, weights, stage=ranks.stage), local
 
 

@@ -1,20 +1,38 @@
-"""LoRA adapters of a model with Triton kernels: the slots on the device, and the layers that use them.
+"""Adapters of a model with Triton kernels: the slots of LoRA adapters on the device, and the layers that use them.
 
-A loaded adapter is kept in host memory, in the layout of a slot; filling a slot copies it to the device. Called by the
-GPU worker.
+A loaded LoRA adapter is kept in host memory, in the layout of a slot; filling a slot copies it to the device. The
+vectors of a prompt adapter are on the device as long as it is loaded. Called by the GPU worker.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from antiphon.services.engine.adapters.delta import AdapterWeights, Delta, Place, padded_rank, part_widths, target_sizes
-from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
+from antiphon.services.engine.adapters.delta import (
+    AdapterWeights,
+    Delta,
+    LoadedAdapter,
+    Place,
+    padded_rank,
+    part_widths,
+    slots_bytes,
+    target_sizes,
+    virtual_rows,
+)
+from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep, LoraTiles
 from antiphon.services.engine.backends.triton.operations import AdaptedLinear, TritonMlp
+from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.models.decoder import DecoderWeights, LayerWeights
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.parallel.shard import Shard
+from antiphon.services.engine.worker.extras import make_library, serves_adapters
+from antiphon.shared.config import EngineSettings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +41,61 @@ class HostDelta:
 
     a: Tensor
     b: Tensor
+
+
+class ServedAdapters:
+    """The adapters that an engine serves, of both kinds or none."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        config: Mapping[str, Any],
+        description: DecoderDescription,
+        like: Tensor,
+        shard: Shard,
+    ) -> None:
+        """`like`: a tensor of the model's type on its device."""
+        self.num_slots = settings.adapters.num_lora_slots
+        self._like = like
+        self._slots: DeviceAdapters | None = None
+        if settings.adapters.enable_lora:
+            assert shard.size == 1, "LoRA adapters are not divided among ranks"
+            rank = settings.adapters.max_lora_rank
+            self._slots = DeviceAdapters(description, self.num_slots, rank, like)
+            size = slots_bytes(description, self.num_slots, rank, like.dtype.itemsize)
+            logger.info("adapters: %d slots of rank %d take %.0f MiB on the device", self.num_slots, rank, size / 2**20)
+        self.library = make_library(settings, config, self._prepared, shard) if serves_adapters(settings) else None
+
+    def adapted(self, weights: DecoderWeights) -> DecoderWeights:
+        """Returns the weights with LoRA adapters in all layers, if the engine serves any."""
+        return weights if self._slots is None else self._slots.adapted(weights)
+
+    def fill_slots(self, plan: StepPlan) -> None:
+        """Copies a plan's LoRA adapters into their slots."""
+        for slot, version in plan.adapters:
+            assert self._slots is not None
+            self._slots.fill(slot, cast(Mapping[Place, HostDelta], self._found(version).prepared))
+
+    def begin(self, tiles: LoraTiles | None) -> None:
+        """Sets the tokens of the next step that have LoRA adapters; None: no token has one."""
+        if self._slots is not None:
+            self._slots.step.tiles = tiles
+
+    def vectors(self, version: str) -> Tensor:
+        """Returns the vectors of a prompt adapter on the device, [virtual tokens, hidden]."""
+        return cast(Tensor, self._found(version).prepared)
+
+    def _found(self, version: str) -> LoadedAdapter:
+        found = None if self.library is None else self.library.find(version)
+        # The new sequence of the plan still references the adapter.
+        assert found is not None, f"the adapter {version} is not loaded"
+        return found
+
+    def _prepared(self, weights: AdapterWeights) -> Mapping[Place, HostDelta] | Tensor:
+        if weights.virtual is not None:
+            return virtual_rows(weights.virtual, self._like.dtype, self._like.device)
+        assert self._slots is not None, "the library takes no LoRA adapters"
+        return self._slots.prepare(weights)
 
 
 class DeviceAdapters:

@@ -6,11 +6,13 @@
     slots [groups, num_tokens]    KV slot of each token in each group of layers (`DecoderDescription.kv_groups`), -1 for
                                   the padding of a captured graph
     logit_tokens, rows, offsets   as in `inputs`, with the tokens of `report` after the sampled ones
+    rotary [num_tokens]           positions for rotation, which differ from `positions` behind an image (`images`), or
+                                  [3, num_tokens] if the tokens of an image are among them
 
 Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,9 +36,12 @@ from antiphon.services.engine.backends.triton.kernels.recurrent.moves import (
 from antiphon.services.engine.backends.triton.kernels.step_inputs import scatter_words
 from antiphon.services.engine.backends.triton.staging import Staging, aligned
 from antiphon.services.engine.core.plan import StepPlan
+from antiphon.services.engine.kernels.paged_attention import Spans
 from antiphon.services.engine.kernels.recurrent.moves import StateMoves
 from antiphon.services.engine.kernels.splits import SPLIT_TOKENS, splits_of
-from antiphon.services.engine.worker.batch.inputs import state_moves
+from antiphon.services.engine.models.layers.given import GivenEmbeddings
+from antiphon.services.engine.worker.batch.given import GivenRows
+from antiphon.services.engine.worker.batch.inputs import VirtualTokens, state_moves, take_virtual
 from antiphon.services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from antiphon.services.engine.worker.batch.state_table import StateTable
 
@@ -48,6 +53,7 @@ class HostStep:
     ids: Integers
     sources: Integers
     positions: Integers
+    rotary: Integers
     slots: Integers
     sequences: Sequences
     logit_tokens: Integers
@@ -58,19 +64,28 @@ class HostStep:
     """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""
     states: StateMoves | None = None
     """See `FlatStep.states`."""
+    virtual: VirtualTokens | None = None
+    """See `FlatStep.virtual`."""
+    given: GivenEmbeddings | None = None
+    """See `StepInputs.given`."""
 
     @property
     def is_decode(self) -> bool:
         """Whether every sequence computes exactly one token and samples the next one."""
         return len(self.ids) == len(self.sequences.rows) == len(self.rows)
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether the step has tokens of images or prompt adapters, which no graph computes."""
+        return self.given is not None or self.rotary.ndim > 1 or self.sequences.horizons is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStep:
     """The arrays of a step on the device. `logit_tokens` is None if logits of all tokens are computed.
 
-    `attention`: the work lists of each layer. `reported_ids`: the prompt tokens whose log probabilities are reported;
-    None if there are none.
+    `positions`: those for rotation. `attention`: the work lists of each layer. `reported_ids`: the prompt tokens whose
+    log probabilities are reported; None if there are none.
     """
 
     ids: Tensor
@@ -84,6 +99,8 @@ class DeviceStep:
     """The tokens with adapters; None if no token of the step has one."""
     states: DeviceMoves | None = None
     """The slots of recurrent states; None in a model without such states."""
+    given: GivenEmbeddings | None = None
+    """See `StepInputs.given`."""
 
 
 def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
@@ -100,10 +117,13 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     report = report_of(plan, table, query_starts) if plan.num_prompt_logprobs else None
     logit_tokens = np.repeat(query_starts + counts - samples, samples) + offsets
     adapter_slots = table.slots_of(rows)
+    ids = table.token_ids[owners, positions].astype(np.int64)
+    virtual = take_virtual(ids, owners, table)
     return HostStep(
-        ids=table.token_ids[owners, positions].astype(np.int64),
+        ids=ids,
         sources=np.where(known, -1, owners),
         positions=positions,
+        rotary=positions,
         slots=blocks * block_size + positions % block_size,
         sequences=Sequences(rows, starts + counts, query_starts, counts),
         logit_tokens=logit_tokens if report is None else np.concatenate((logit_tokens, report.tokens)),
@@ -112,7 +132,35 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
         report=report,
         token_slots=None if adapter_slots is None else adapter_slots[owner],
         states=state_moves(plan, np.append(query_starts, len(owner))),
+        virtual=virtual,
     )
+
+
+def with_given(step: HostStep, plan: StepPlan, given: GivenRows) -> HostStep:
+    """Returns a plan's step with what its rows' images and prompt adapters give and change."""
+    rotary = given.positions(plan, step.positions, step.sequences.query_starts)
+    spans, sequences = given.spans(plan), step.sequences
+    if rotary is None and step.virtual is None and spans is None:
+        return step
+    rotary = step.rotary if rotary is None else rotary
+    if rotary.ndim > 1 and (rotary == rotary[0]).all():
+        # Behind an image a token has one position, as it is in steps of graphs.
+        rotary = rotary[0]
+    horizons = None if spans is None else _horizons(step, spans)
+    if horizons is not None and (horizons > step.positions).any():
+        sequences = replace(sequences, horizons=horizons)
+    return replace(step, rotary=rotary, sequences=sequences, given=given.embeddings(step.virtual))
+
+
+def _horizons(step: HostStep, spans: Sequence[Spans]) -> Integers:
+    """Returns the position of the last token that each token sees. `spans`: images of each sequence."""
+    horizons, sequences = step.positions.copy(), step.sequences
+    for index, first in enumerate(sequences.query_starts.tolist()):
+        own = horizons[first : first + sequences.query_lens[index]]
+        for start, end in spans[index]:
+            assert end <= sequences.seq_lens[index] or start >= sequences.seq_lens[index], "a step cuts an image"
+            own[(own >= start) & (own < end)] = end - 1
+    return horizons
 
 
 def empty_step(has_states: bool, num_groups: int) -> HostStep:
@@ -122,6 +170,7 @@ def empty_step(has_states: bool, num_groups: int) -> HostStep:
         ids=none,
         sources=none,
         positions=none,
+        rotary=none,
         slots=np.zeros((num_groups, 0), dtype=np.int64),
         sequences=Sequences(none, none, none, none),
         logit_tokens=none,
@@ -149,10 +198,14 @@ def place(
         return np.concatenate((values, np.full(missing, filling))) if missing else values
 
     ids, sources = staging.put(padded(step.ids, 0)), staging.put(padded(step.sources, -1))
-    positions = staging.put(padded(step.positions, 0))
-    slots = np.full((len(step.slots), aligned(count)), -1)
-    slots[:, : len(step.ids)] = step.slots
-    placed_slots = staging.put(slots.ravel()).view(slots.shape)[:, :count]
+
+    def rows(values: Integers, filling: int) -> Tensor:
+        out = np.full((len(values), aligned(count)), filling)
+        out[:, : len(step.ids)] = values
+        return staging.put(out.ravel()).view(out.shape)[:, :count]
+
+    positions = rows(step.rotary, 0) if step.rotary.ndim > 1 else staging.put(padded(step.rotary, 0))
+    placed_slots = rows(step.slots, -1)
     adapters, max_tiles = None, 0 if graph is None else graph.max_tiles
     if step.token_slots is not None or max_tiles:
         row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
@@ -182,6 +235,7 @@ def place(
         reported_ids=reported_ids,
         adapters=adapters,
         states=states,
+        given=step.given,
     )
 
 
@@ -222,15 +276,18 @@ def staging_bytes(
     *,
     has_states: bool = False,
     num_groups: int = 1,
+    takes_images: bool = False,
 ) -> int:
     """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
 
     `num_kinds`: number of kinds of layers. `num_slots`: number of adapter slots. `has_states`: whether the model has
-    recurrent states. `num_groups`: number of groups of layers.
+    recurrent states. `num_groups`: number of groups of layers. `takes_images`: whether steps may have images.
     """
     items = max_num_seqs * int(splits_of(np.array([max_model_len]), SPLIT_TOKENS)[0])
     words = 30 * max_tokens + num_kinds * (items + 2 * max_tokens + 10 * max_num_seqs) + 40 * max_num_seqs
     words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
     words += moves_words(max_tokens, max_num_seqs) if has_states else 0
     words += (num_groups - 1) * max_tokens
+    # Two more positions of each token, and its horizon in the layers of each kind.
+    words += (2 + num_kinds) * max_tokens if takes_images else 0
     return 4 * (words + num_groups * (4 * max_num_seqs + max_tokens // block_size)) + 64 * 64

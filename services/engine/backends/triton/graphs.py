@@ -100,6 +100,8 @@ class StepGraphs:
 
     def find(self, step: HostStep) -> GraphSize | None:
         """Returns the size of the graph for a step; None if none fits."""
+        if step.is_eager:
+            return None
         slots = 0 if step.token_slots is None else self._num_slots
         found = self._decode[slots].find(step, self._kinds) if step.is_decode else None
         return found or self._mixed[slots].find(step, self._kinds)

@@ -62,6 +62,7 @@ from antiphon.services.engine.models.layers.recurrent import (
     Recurrent,
     StateSpaceWeights,
 )
+from antiphon.services.engine.models.layers.rope import axes_of
 from antiphon.services.engine.models.operations import Operations
 from antiphon.services.engine.models.recurrent_kinds import ChannelDelta, ChannelSpace, GatedDelta, StateSpace
 from antiphon.services.engine.parallel.shard import ALONE, Shard
@@ -226,6 +227,7 @@ class TritonAttention:
         self._places, self._groups = cache_places(description), layer_groups(description)
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._tables = {None: None, **rope_tables(self._ropes, num_positions, like)}
+        self._axes = {rope: axes_of(rope).to(like.device, torch.int32) for rope in self._ropes if rope is not None}
         slopes = None
         if description.alibi_scale is not None:
             every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
@@ -257,6 +259,7 @@ class TritonAttention:
         rotate_and_store(
             qkv, positions, step.slot_mapping[self._groups[layer]], *caches, d.num_heads, self._tables[rope],
             rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated, d.value_norm,
+            None if rope is None else self._axes[rope],
         )  # fmt: skip
         queries = qkv.unflatten(1, (-1, d.head_dim))[:, : d.num_heads]
         if growth is not None and grows(d.query_growth, rope):

@@ -11,20 +11,17 @@ next step's input. Runs on CPU tensors under Triton's interpreter, for tests. Ca
 
 import logging
 from collections import deque
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from antiphon.services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.backends.offload import make_offload
-from antiphon.services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
+from antiphon.services.engine.backends.triton.adapters import ServedAdapters
 from antiphon.services.engine.backends.triton.autotune.tuning import tune_as_asked
 from antiphon.services.engine.backends.triton.device_blocks import DeviceBlocks
 from antiphon.services.engine.backends.triton.device_inputs import (
@@ -35,6 +32,7 @@ from antiphon.services.engine.backends.triton.device_inputs import (
     place,
     send,
     staging_bytes,
+    with_given,
 )
 from antiphon.services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
 from antiphon.services.engine.backends.triton.graph_sizes import GraphSize
@@ -49,7 +47,7 @@ from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from antiphon.services.engine.kv.layout import KvMemory
 from antiphon.services.engine.kv.pieces import NativeCopy
 from antiphon.services.engine.models.config_fields import weight_dtype
-from antiphon.services.engine.models.decoder import Decoder, DecoderWeights
+from antiphon.services.engine.models.decoder import Decoder
 from antiphon.services.engine.models.kv_groups import freed_window, num_groups
 from antiphon.services.engine.models.layers.attention import StepInputs
 from antiphon.services.engine.models.registry import find_family
@@ -58,11 +56,12 @@ from antiphon.services.engine.parallel.shard import local_description
 from antiphon.services.engine.quantization.choice import weight_form
 from antiphon.services.engine.sampling.grammar import grammar_compiler
 from antiphon.services.engine.worker.batch.acceptance import accept
+from antiphon.services.engine.worker.batch.given import GivenRows
 from antiphon.services.engine.worker.batch.mask_turns import MaskTurns
 from antiphon.services.engine.worker.batch.pooling import PoolingRows, pooling_kind, span_sums, with_vectors
 from antiphon.services.engine.worker.batch.prompt_logprobs import ReportedLogits, report_logits
 from antiphon.services.engine.worker.batch.state_table import StateTable
-from antiphon.services.engine.worker.capacity.budget import Backend, plan_measured
+from antiphon.services.engine.worker.capacity.budget import Backend, plan_measured, prompt_adapter_bytes
 from antiphon.services.engine.worker.capacity.context import context_length, served_description
 from antiphon.services.engine.worker.capacity.graphs import GraphBounds, graph_bounds, graphs_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
@@ -71,7 +70,7 @@ from antiphon.services.engine.worker.capacity.states import allocate_states, num
 from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, hardware
 from antiphon.services.engine.worker.draft_layer import no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from antiphon.services.engine.worker.extras import check_extras, make_library
+from antiphon.services.engine.worker.extras import check_extras
 from antiphon.services.engine.worker.interface import UNDER_WAY_MAX
 from antiphon.services.engine.worker.loading.kv_scales import with_kv_scales
 from antiphon.services.engine.worker.loading.model_files import eos_token_ids, read_config
@@ -87,7 +86,7 @@ class TritonWorker:
     """A `PipelinedWorker` for GPUs."""
 
     adapters: AdapterLibrary | None = None
-    """See `AdapterWorker`. Prompt adapters are not among them."""
+    """See `AdapterWorker`."""
 
     @torch.inference_mode()
     def __init__(
@@ -128,11 +127,9 @@ class TritonWorker:
         if self._offload is not None:
             weights = self._offload.finish(weights)
         self._weights_bytes = weights.nbytes
-        self._slots: DeviceAdapters | None = None
-        if settings.adapters.enable_lora:
-            assert ranks.shard.size == 1, "adapters are not divided among ranks"
-            weights = self._with_adapters(settings, config, weights)
-        self._model = Decoder(self._description, weights, operations)
+        self._served = ServedAdapters(settings, config, self._description, like, ranks.shard)
+        self.adapters = self._served.library
+        self._model = Decoder(self._description, self._served.adapted(weights), operations)
         itemsizes = self._dtype.itemsize, self._cache_dtype.itemsize
         self._kinds = work_kinds(self._description, *itemsizes, one_form=deterministic)
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
@@ -175,9 +172,10 @@ class TritonWorker:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """See `PipelinedWorker`."""
-        self._fill_slots(plan)
+        self._served.fill_slots(plan)
         self._blocks.carry_out(plan)
         self._table.apply(plan)
+        self._given.join(plan, self._served.vectors)
         self._pooling.join(plan)
         for sequence in plan.new:
             self._num_known[sequence.row] = len(sequence.token_ids)
@@ -188,6 +186,7 @@ class TritonWorker:
         self._sampler.join(plan.new, self._table)
         self._staging.begin()
         step = flatten_for_device(plan, self._table, _with_drafts(self._num_known, plan), self._facts.block_size)
+        step = with_given(step, plan, self._given)
         size = None if self._graphs is None else self._graphs.find(step)
         placed = place(step, self._tables, self._kinds, self._staging, size)
         sampling = self._stage_sampling(step)
@@ -218,33 +217,25 @@ class TritonWorker:
         """See `ModelWorker`."""
         self._under_way.clear()
         self._sums.clear()
-        del self._graphs, self._model, self._slots
+        del self._graphs, self._model, self._served
         del self._blocks, self._states, self._sampler, self._staging, self._tables, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     # --- start-up -----------------------------------------------------------------------------------------------------
 
-    def _with_adapters(
-        self, settings: EngineSettings, config: Mapping[str, Any], weights: DecoderWeights
-    ) -> DecoderWeights:
-        """Makes the adapter slots and the library of adapters. Returns the weights with adapters in all layers."""
-        num_slots, rank = settings.adapters.max_loras or 0, settings.adapters.max_lora_rank
-        slots = self._slots = DeviceAdapters(self._description, num_slots, rank, weights.embedding)
-        self.adapters = make_library(settings, config, slots.prepare)
-        size = slots_bytes(self._description, num_slots, rank, self._dtype.itemsize)
-        logger.info("adapters: %d slots of rank %d take %.0f MiB on the device", num_slots, rank, size / 2**20)
-        return slots.adapted(weights)
-
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
         """Allocates buffers for the largest step, measures steps, and gives the rest of the memory to the KV cache."""
         d, bounds, block_size = self._description, largest_step(settings, self._description), settings.cache.block_size
         self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
-        num_slots = 0 if self._slots is None else settings.adapters.max_loras or 0
+        num_slots = self._served.num_slots
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
         has_states = d.recurrent is not None
         room = staging_bytes(
-            *sizes, len(self._kinds), block_size, num_slots, has_states=has_states, num_groups=num_groups(d)
+            *(*sizes, len(self._kinds), block_size, num_slots),
+            has_states=has_states,
+            num_groups=num_groups(d),
+            takes_images=settings.enable_mm,
         )
         self._staging = Staging(self._device, room)
         shape = num_groups(d), bounds.num_rows, aligned(-(-bounds.context // block_size))
@@ -255,6 +246,7 @@ class TritonWorker:
         # Copies of weights are not captured either.
         captures = captures and self._offload is None
         captured = graph_bounds(settings, d, bounds)
+        graph_bytes = graphs_bytes(d, captured, self._dtype.itemsize) if captures else 0
         backend = Backend(
             description=d,
             device=self._device,
@@ -263,7 +255,7 @@ class TritonWorker:
             run=self.run,
             # Attention reads keys and values in the cache; what is computed of latents fits a memory of fixed size.
             context_token_bytes=lambda _: 0,
-            kept_bytes=graphs_bytes(d, captured, self._dtype.itemsize) if captures else 0,
+            kept_bytes=graph_bytes + prompt_adapter_bytes(settings, d, self._dtype),
             measures=on_device,
             weights_bytes=self._weights_bytes,
             ranks=self._ranks,
@@ -273,7 +265,7 @@ class TritonWorker:
             free_bytes, _ = torch.cuda.mem_get_info()
             self._graphs = self._capture(captured, CudaCapture())
             taken = free_bytes - torch.cuda.mem_get_info()[0]
-            logger.info("the graphs take %.0f MiB, planned were %.0f", taken / 2**20, backend.kept_bytes / 2**20)
+            logger.info("the graphs take %.0f MiB, planned were %.0f", taken / 2**20, graph_bytes / 2**20)
 
     def _capture(self, bounds: GraphBounds, capture: Capture) -> StepGraphs:
         kinds = (heads for _, heads in self._kinds)
@@ -303,9 +295,12 @@ class TritonWorker:
             embedding_size=d.hidden_size,
             pooling_kind=self._pooling_kind,
             generates=d.has_head,
+            takes_images=settings.enable_mm,
+            mutual_images=settings.enable_mm and d.mutual_images,
             variant_because=variant_because(settings, d),
         )
         self._pooling = PoolingRows(d.hidden_size)
+        self._given = GivenRows(d, self._dtype, self._device, mutual=self._facts.mutual_images)
         self._table = StateTable(
             rows,
             kv.max_model_len,
@@ -326,14 +321,6 @@ class TritonWorker:
         return placed
 
     # --- a step -------------------------------------------------------------------------------------------------------
-
-    def _fill_slots(self, plan: StepPlan) -> None:
-        for slot, version in plan.adapters:
-            found: LoadedAdapter | None = None if self.adapters is None else self.adapters.find(version)
-            # The new sequence of the plan still references the adapter.
-            assert found is not None, f"the adapter {version} is not loaded"
-            assert self._slots is not None
-            self._slots.fill(slot, cast(Mapping[Place, HostDelta], found.prepared))
 
     def _stage_sampling(self, step: HostStep) -> StagedSampling | None:
         if not len(step.rows):
@@ -366,8 +353,7 @@ class TritonWorker:
         return self._model.logits(self._forward(step))
 
     def _step_inputs(self, step: DeviceStep) -> StepInputs:
-        if self._slots is not None:
-            self._slots.step.tiles = step.adapters
+        self._served.begin(step.adapters)
         kv = self._blocks.kv
         return StepInputs(
             slot_mapping=step.slots,
@@ -376,6 +362,7 @@ class TritonWorker:
             value_caches=kv.value_caches,
             states=step.states,
             state_caches=self._states,
+            given=step.given,
         )
 
     def _reported(self, step: HostStep, placed: DeviceStep, logits: Tensor) -> ReportedLogits | None:

@@ -18,6 +18,7 @@ from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.kernels.rotary import Rotation, make_rotation, rotate
 from antiphon.services.engine.models.description import DecoderDescription, QueryGrowth, RopeParameters
 from antiphon.services.engine.models.kv_groups import layer_groups
+from antiphon.services.engine.models.layers.given import GivenEmbeddings
 from antiphon.services.engine.models.layers.rope import axes_of, inverse_frequencies
 
 
@@ -44,6 +45,8 @@ class StepInputs:
     """One for each layer with a recurrent state, [slots, …] float32."""
     layer_inputs: Tensor | None = None
     """[num_tokens, layers, size], see `description.LayerInputs`; set by the decoder."""
+    given: GivenEmbeddings | None = None
+    """The embeddings of the step's virtual tokens; None if there are none."""
 
 
 class Attention(Protocol):

@@ -3,7 +3,7 @@
 A token of such a prompt has three positions: in time, row and column (arXiv 2409.12191). For text all three are equal
 and continue from the largest position before. An image that begins at position p has the positions (p, p + row, p +
 column); the text after it continues at p + max(rows, columns). The output continues from the prompt, so the positions
-of output tokens differ from their indices in the sequence by a constant. Called by `step_worker`.
+of output tokens differ from their indices in the sequence by a constant. Called by `given`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon.services.engine.core.plan import PlacedImage, StepPlan
-from antiphon.services.engine.worker.batch.inputs import FlatStep
 
 Integers = NDArray[np.int64]
 AXES = 3
@@ -46,15 +45,18 @@ class SpatialPositions:
         return np.concatenate((known, _text(behind + self._offset, end - behind)), axis=1)
 
 
-def spatial_positions(plan: StepPlan, step: FlatStep, rows: Mapping[int, SpatialPositions]) -> Integers | None:
+def spatial_positions(
+    plan: StepPlan, positions: Integers, query_starts: Integers, rows: Mapping[int, SpatialPositions]
+) -> Integers | None:
     """Returns the positions of a step's tokens, [3, num_tokens]; None if no sequence of the step has images.
 
-    `rows`: the positions of each row with images; free rows may be among them.
+    `positions` [num_tokens]: the tokens' indices in their sequences; `query_starts` [S]: the first token of each
+    sequence; `rows`: the positions of each row with images; free rows may be among them.
     """
     if not any(share.row in rows for share in plan.scheduled):
         return None
-    found = np.tile(step.positions, (AXES, 1))
-    for share, first in zip(plan.scheduled, step.query_start_loc.tolist(), strict=False):
+    found = np.tile(positions, (AXES, 1))
+    for share, first in zip(plan.scheduled, query_starts.tolist(), strict=True):
         if share.row in rows:
             end = share.start + share.num_tokens
             found[:, first : first + share.num_tokens] = rows[share.row].at(share.start, end)
@@ -63,11 +65,14 @@ def spatial_positions(plan: StepPlan, step: FlatStep, rows: Mapping[int, Spatial
 
 def embedding_rows(images: Sequence[PlacedImage], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns the embeddings of the images, [all embedded tokens, width], see `PlacedImage`."""
-    return torch.cat([_embeddings(image).to(device=device, dtype=dtype) for image in images])
+    return torch.cat([_embeddings(image, device).to(dtype) for image in images])
 
 
-def _embeddings(image: PlacedImage) -> Tensor:
+def _embeddings(image: PlacedImage, device: torch.device) -> Tensor:
     numbers = torch.frombuffer(bytearray(image.embeddings), dtype=getattr(torch, image.dtype))
+    if device.type == "cuda":
+        # A copy from pageable memory would wait for the steps under way.
+        numbers = numbers.pin_memory().to(device, non_blocking=True)
     return numbers.view(image.rows * image.columns, -1)
 
 

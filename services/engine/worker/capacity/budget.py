@@ -232,13 +232,19 @@ def rows_bytes(settings: EngineSettings, description: DecoderDescription, contex
 
 def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
     """Returns the memory of cached adapters: `--max-cpu-loras` of the maximum rank, and the prompt adapters."""
-    size, adapters = 0, settings.adapters
+    size, adapters = prompt_adapter_bytes(settings, description, dtype), settings.adapters
     if adapters.enable_lora:
         size += (adapters.max_cpu_loras or 0) * adapter_bytes(description, adapters.max_lora_rank, dtype.itemsize)
-    if adapters.enable_prompt_adapter:
-        rows = (adapters.max_prompt_adapters or 0) * adapters.max_prompt_adapter_token
-        size += rows * description.hidden_size * dtype.itemsize
     return size
+
+
+def prompt_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
+    """Returns the memory of the vectors of all prompt adapters that an engine may keep."""
+    adapters = settings.adapters
+    if not adapters.enable_prompt_adapter:
+        return 0
+    rows = (adapters.max_prompt_adapters or 0) * adapters.max_prompt_adapter_token
+    return rows * description.hidden_size * dtype.itemsize
 
 
 def cpu_budget(settings: EngineSettings, needed_bytes: int, num_ranks: int = 1) -> Budget:

@@ -28,7 +28,7 @@ from antiphon.services.engine.worker.batch.sampler import SLICE_BYTES
 from antiphon.services.engine.worker.capacity.context import context_length
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.memory import peak_growth
-from antiphon.services.engine.worker.capacity.paging import batched_tokens
+from antiphon.services.engine.worker.capacity.paging import batched_tokens, paging_of
 from antiphon.shared import limits
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.parameters.sampling import SamplingParams
@@ -66,6 +66,8 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
     tokens = batched_tokens(settings, on_cpu=on_cpu)
     if not settings.scheduler.enable_chunked_prefill:
         tokens = max(tokens, context)
+    # A step computes the image that it has begun as a whole, even beyond its budget.
+    tokens += min(paging_of(settings, description).together, context)
     drafts = settings.scheduler.use_lookahead or settings.scheduler.use_mtp
     num_draft_tokens = settings.scheduler.num_speculative_tokens if drafts else 0
     samples = max(rows, min(tokens, rows * (1 + num_draft_tokens)))

@@ -20,7 +20,13 @@ from antiphon.services.engine.backends.triton.kernels.attention.attention_work i
 from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
 from antiphon.services.engine.kernels.alibi import alibi_slopes
-from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from antiphon.services.engine.kernels.paged_attention import (
+    AttentionShape,
+    Scores,
+    Spans,
+    paged_attention,
+    plan_attention,
+)
 from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS
 from antiphon.services.engine.kernels.storage import as_stored
 from antiphon.services.engine.models.description import LatentAttention
@@ -48,6 +54,7 @@ class Heads:
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
     block_size: int = BLOCK_SIZE
+    one_form: bool = False
 
 
 def put(array: np.ndarray, capacity: int) -> Tensor:
@@ -60,8 +67,9 @@ def put(array: np.ndarray, capacity: int) -> Tensor:
 class Case:
     """Sequences of random keys with (computed, queries) lengths in shuffled blocks and shuffled rows of the tables."""
 
-    def __init__(self, lengths: list[tuple[int, int]], heads: Heads) -> None:
-        self.heads = heads
+    def __init__(self, lengths: list[tuple[int, int]], heads: Heads, spans: list[Spans] | None = None) -> None:
+        """`spans`: those of each sequence whose tokens attend to each other."""
+        self.heads, self.spans = heads, spans
         generator = torch.Generator().manual_seed(len(lengths))
         query_lens = np.array([queries for _, queries in lengths])
         seq_lens = np.array([computed + queries for computed, queries in lengths])
@@ -77,6 +85,13 @@ class Case:
             self.tables[row, :width], ids = ids[:width], ids[width:]
         starts = np.concatenate(([0], query_lens.cumsum()))[:-1]
         self.sequences = Sequences(order, seq_lens, starts, query_lens)
+        if spans is not None:
+            horizons = np.concatenate([np.arange(end - n, end) for end, n in zip(seq_lens, query_lens, strict=True)])
+            for start, end, n, of in zip(starts, seq_lens, query_lens, spans, strict=True):
+                for first, behind in of:
+                    own = horizons[start : start + n]
+                    own[max(0, first - (end - n)) : max(0, behind - (end - n))] = behind - 1
+            self.sequences = replace(self.sequences, horizons=horizons)
         num_heads = heads.kv_heads * heads.group
         # Queries lie in rows with keys and values behind them, as the product leaves them.
         wide = torch.randn(int(query_lens.sum()), num_heads + 2, heads.head_dim, generator=generator).to(heads.dtype)
@@ -96,6 +111,8 @@ class Case:
             itemsize=heads.dtype.itemsize,
             stored_itemsize=(heads.cache_dtype or heads.dtype).itemsize,
             chunked_windows=heads.chunked,
+            one_form=heads.one_form,
+            mutual=self.spans is not None,
         )
 
     def sinks(self) -> Tensor | None:
@@ -137,7 +154,7 @@ class Case:
         )
         tables = np.where(self.tables == 2**30, 0, self.tables)[sequences.rows].astype(np.int64)
         starts = np.concatenate((sequences.query_starts, [len(self.queries)]))
-        batch = plan_attention(starts, sequences.seq_lens, tables[None], heads.window, shape)
+        batch = plan_attention(starts, sequences.seq_lens, tables[None], heads.window, shape, self.spans)
         keys, values = (cache.to(torch.float32) for cache in self.caches)
         # The step's own keys and values, which the reference reads for prompts without a prefix.
         places = [
@@ -193,6 +210,26 @@ def test_chunks_beside_decoding_sequences_attend_to_what_the_reference_does(head
 def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_reference_does() -> None:
     Case([(100, 70), (0, 64), (63, 65)], Heads(window=90)).check()
     Case([(100, 70), (0, 64), (63, 65)], Heads(window=90, chunked=True)).check()
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [Heads(), Heads(window=20), Heads(group=7, head_dim=24, window=70), Heads(window=33, one_form=True)],
+    ids=str,
+)
+def test_tokens_of_an_image_attend_to_each_other(heads: Heads) -> None:
+    """Images that begin with a prompt, lie in several tiles, end it, and of which a few tokens are left to compute."""
+    lengths = [(0, 90), (3, 70), (29, 4), (12, 1), (5, 40), (30, 1)]
+    spans: list[Spans] = [[(0, 20), (25, 89)], [(40, 73)], [(17, 33)], [(3, 13)], [], []]
+    case = Case(lengths, heads, spans)
+    case.check()
+    work = plan_work(case.sequences, torch.zeros(1), heads.window, case.work_heads(), put)
+    assert work.few is None if heads.one_form else work.few is not None and work.few.count == 2
+
+
+def test_steps_without_images_have_the_bits_of_a_model_without_any() -> None:
+    lengths, heads = [(5, 40), (30, 1), (0, 17)], Heads(window=20)
+    assert torch.equal(Case(lengths, heads, [[], [], []]).ours(), Case(lengths, heads).ours())
 
 
 LONG = SHORT_SPLITS * SPLIT_TOKENS

@@ -128,6 +128,23 @@ def test_queries_turn_in_place_and_keys_and_values_go_to_their_slots(
         assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_each_frequency_turns_by_the_position_on_its_axis(interleaved: bool) -> None:
+    step = Projected(20, torch.float32)
+    axes, spatial = torch.tensor([0, 0, 1, 2, 1, 2, 2, 0]), torch.tensor([[0, 7, 300, 2], [5, 7, 3, 2], [9, 7, 44, 2]])
+    step.positions = spatial.t().index_select(1, axes)
+    queries, caches = step.expected(interleaved, None)
+    table, (keys, values) = make_table(step.frequencies, 1.5, 301, torch.float32), step.caches
+    # The rows of a step's positions lie further apart than it has tokens.
+    positions = torch.full((3, 8), 99_999, dtype=torch.int32)[:, :4].copy_(spatial)
+    rotate_and_store(
+        step.qkv, positions, step.slots, keys, values, step.HEADS, table, interleaved, axes=axes.to(torch.int32)
+    )
+    assert_close(step.qkv.view(4, -1, 20)[:3, : step.HEADS].contiguous(), queries[:3].contiguous())
+    for mine, theirs in zip(step.caches, caches, strict=True):
+        assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize(("head_dim", "interleaved"), [(16, False), (20, False), (24, True), (12, None)])
 def test_values_are_normed_and_go_to_the_part_of_a_tensor_that_is_the_layers(
     head_dim: int, interleaved: bool | None

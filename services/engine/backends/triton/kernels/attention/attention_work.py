@@ -84,6 +84,8 @@ class Heads:
     chunked_windows: bool = False
     one_form: bool = False
     """Whether the prefill kernel computes all sequences, so that a token has the same bits in any step."""
+    mutual: bool = False
+    """Whether the tokens of an image attend to each other in these layers (`Sequences.horizons`)."""
 
     @property
     def split_tokens(self) -> int:
@@ -142,6 +144,7 @@ def work_kinds(
             latent=d.latent,
             chunked_windows=d.chunked_windows,
             one_form=one_form,
+            mutual=d.mutual_images and (window is not None or not d.mutual_in_windows),
         )
         kinds[window, heads].setdefault(groups[layer], []).append(layer)
     return kinds
@@ -163,17 +166,33 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
-    """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries."""
+class Sequences:  # positional: columns of the sequences, as the kernels take them
+    """The S sequences of a step: row in the block tables, number of tokens, first query and number of queries.
+
+    `horizons` [num_tokens]: position of the last key that each query sees in layers where the tokens of an image attend
+    to each other; None: each sees the keys up to its own.
+    """
 
     rows: Integers
     seq_lens: Integers
     query_starts: Integers
     query_lens: Integers
+    horizons: Integers | None = None
 
     def take(self, places: Integers) -> "Sequences":
         """Returns the sequences with the given indices."""
-        return Sequences(*(x[places] for x in (self.rows, self.seq_lens, self.query_starts, self.query_lens)))
+        columns = (x[places] for x in (self.rows, self.seq_lens, self.query_starts, self.query_lens))
+        return Sequences(*columns, horizons=self.horizons)
+
+    def look_ahead(self) -> NDArray[np.bool_]:
+        """Returns for each sequence whether a query of the step sees a key behind its own."""
+        ahead, horizons = np.zeros(len(self.rows), dtype=np.bool_), self.horizons
+        if horizons is None:
+            return ahead
+        for index, first in enumerate(self.query_starts.tolist()):
+            own = np.arange(self.seq_lens[index] - self.query_lens[index], self.seq_lens[index])
+            ahead[index] = (horizons[first : first + len(own)] > own).any()
+        return ahead
 
     def padded(self, count: int) -> tuple[Integers, ...]:
         """Returns the four columns with as many more sequences, without tokens and queries, as make `count`."""
@@ -204,7 +223,10 @@ class FewWork:  # positional: columns in the order of the kernel's arguments
 
 @dataclass(frozen=True, slots=True)
 class ManyWork:  # positional: columns in the order of the kernel's arguments
-    """Work list for sequences with many queries, int32 on the device. `tiles` [num_tiles]: see the module."""
+    """Work list for sequences with many queries, int32 on the device.
+
+    `tiles` [num_tiles]: see the module; `horizons` [num_tokens]: see `Sequences`.
+    """
 
     num_tiles: int
     queries_a_tile: int
@@ -213,6 +235,7 @@ class ManyWork:  # positional: columns in the order of the kernel's arguments
     query_starts: Tensor
     query_lens: Tensor
     tiles: Tensor
+    horizons: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +311,9 @@ def plan_work(
     takes depends on the contexts. `put_any`: for lists that grow with contexts; None: `put` has room for them too.
     """
     few = has_few(sequences.query_lens, heads, FEW_QUERIES if room is None else room.queries)
+    if heads.mutual and room is None:
+        # The decode kernel's queries see the keys up to their own. No graph computes images.
+        few &= ~sequences.look_ahead()
     expanded = np.zeros_like(few)
     if heads.latent is not None and room is None:
         contexts = sequences.seq_lens - sequences.query_lens
@@ -298,7 +324,7 @@ def plan_work(
         tables=tables,
         window=window,
         few=_few(some, window, heads, put, room) if takes_few else None,
-        many=_many(rest, heads.queries_a_tile, put, room) if takes_many else None,
+        many=_many(rest, heads, put, room) if takes_many else None,
         expanded=_expanded(sequences, expanded, heads, put, put_any) if expanded.any() else None,
         chunked=heads.chunked_windows,
     )
@@ -344,11 +370,18 @@ def _few(sequences: Sequences, window: int | None, heads: Heads, put: Put, room:
     )
 
 
-def _many(sequences: Sequences, each: int, put: Put, room: Room | None) -> ManyWork:
+def _many(sequences: Sequences, heads: Heads, put: Put, room: Room | None) -> ManyWork:
+    each = heads.queries_a_tile
     tiles, count = query_tiles(sequences, each), len(sequences.rows)
     if room is not None:
         # The further tiles are those of a padding sequence: without queries, they store nothing.
         tiles = np.concatenate((tiles, np.full(room.tiles - len(tiles), count << 16)))
         count = room.many + 1
     columns = (*sequences.padded(count), tiles)
-    return ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))
+    horizons = sequences.horizons if heads.mutual else None
+    return ManyWork(
+        len(tiles),
+        each,
+        *(put(column, len(column)) for column in columns),
+        horizons=None if horizons is None else put(horizons, len(horizons)),
+    )

@@ -12,6 +12,9 @@ the diagonal.
     keys  0 … oldest key of last query | … first query  | … last query
           masked (window only)         | no mask        | masked (diagonal)
 
+With `horizons` [n] int32 a query sees the keys up to its horizon, at its own position or behind it: the tokens of an
+image see the whole image. The last range then ends at the farthest horizon of the tile's queries.
+
 Reference: `kernels/paged_attention`. FlashAttention-2 (arXiv 2307.08691) over a block table (arXiv 2309.06180).
 """
 
@@ -34,15 +37,15 @@ from antiphon.services.engine.backends.triton.kernels.scores import (
 
 @triton.jit
 def _attend_run(
-    start, end, last_key, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window, scale,
-    softcap,
+    start, end, last_key, q, positions, seen_to, best, total, acc, key_cache, value_cache, table, head, d, slope,
+    window, scale, softcap,
     BLOCK_SIZE: tl.constexpr, TOKEN: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MUTUAL: tl.constexpr,
 ):  # fmt: skip
     """Adds the keys [start, end) to the running softmax and returns its new state (best, total, acc).
 
     `start` is a multiple of TILE. If MASKED is false, so is `end`, and every row sees every key. If MASKED is true,
-    keys past `last_key` are ignored.
+    keys past `last_key` are ignored. If MUTUAL is true, a row sees the keys up to `seen_to`, not up to its position.
     """
     for first in range(start, end, TILE):
         keys = first + tl.arange(0, TILE)
@@ -56,7 +59,7 @@ def _attend_run(
         distances = keys[None, :] - positions[:, None]
         s = make_scores(q, k.to(q.dtype), scale, softcap, slope, distances, SOFTCAP, ALIBI)
         if MASKED:
-            seen = distances <= 0
+            seen = keys[None, :] <= seen_to[:, None] if MUTUAL else distances <= 0
             if WINDOW:
                 seen = seen & in_window(keys, positions, distances, window, WINDOW)
             s = tl.where(seen, s, float("-inf"))
@@ -67,7 +70,7 @@ def _attend_run(
 @triton.jit
 def _prefill_kernel(
     queries, key_cache, value_cache, attended, tables, rows, seq_lens, query_starts, query_lens, tiles, slopes,
-    sinks,
+    sinks, horizons,
     query_stride, table_stride, window, scale, softcap,
     BLOCK_SIZE: tl.constexpr, TOKEN: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
@@ -91,6 +94,10 @@ def _prefill_kernel(
     first = context + tile * QUERIES
     last = tl.minimum(first + QUERIES, seq_len) - 1
     positions = context + query
+    seen_to, farthest = positions, last
+    if horizons is not None:
+        seen_to = tl.load(horizons + token + r // GROUP, mask=asked, other=0)
+        farthest = tl.max(seen_to, 0)
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D_PAD), tl.float32)
@@ -100,17 +107,18 @@ def _prefill_kernel(
         start = first_key(first, window, WINDOW) // TILE * TILE
         edge = tl.minimum(tl.cdiv(first_key(last, window, WINDOW), TILE) * TILE, whole)
         best, total, acc = _attend_run(
-            start, edge, last, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window,
-            scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
+            start, edge, last, q, positions, seen_to, best, total, acc, key_cache, value_cache, table, head, d, slope,
+            window, scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, True, WINDOW, SOFTCAP, ALIBI, horizons is not None,
         )  # fmt: skip
         start = tl.maximum(start, edge)
     best, total, acc = _attend_run(
-        start, whole, last, q, positions, best, total, acc, key_cache, value_cache, table, head, d, slope, window,
-        scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, False, WINDOW, SOFTCAP, ALIBI,
+        start, whole, last, q, positions, seen_to, best, total, acc, key_cache, value_cache, table, head, d, slope,
+        window, scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, False, WINDOW, SOFTCAP, ALIBI, False,
     )  # fmt: skip
     best, total, acc = _attend_run(
-        tl.maximum(start, whole), last + 1, last, q, positions, best, total, acc, key_cache, value_cache, table, head,
-        d, slope, window, scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
+        tl.maximum(start, whole), farthest + 1, farthest, q, positions, seen_to, best, total, acc, key_cache,
+        value_cache, table, head, d, slope, window, scale, softcap, BLOCK_SIZE, TOKEN, D, TILE, True, WINDOW, SOFTCAP,
+        ALIBI, horizons is not None,
     )  # fmt: skip
     if sinks is not None:
         total = with_sink(total, best, sinks, heads, asked)
@@ -133,6 +141,7 @@ def attend_many(
         _prefill_kernel, (g.kv_heads, many.num_tiles),
         queries, key_cache, value_cache, attended, work.tables,
         many.rows, many.seq_lens, many.query_starts, many.query_lens, many.tiles, g.slopes, g.sinks,
+        many.horizons,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], TOKEN=token_distance(key_cache, value_cache),
         KV_HEADS=g.kv_heads, GROUP=group, D=head_dim, D_PAD=power_of_two(head_dim, 16), QUERIES=each,

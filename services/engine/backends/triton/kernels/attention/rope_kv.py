@@ -7,8 +7,10 @@
 
     qkv          [n, (heads + 2 kv_heads) · head_dim], queries, keys, values; a layer that reads the keys and values of
                  another one has queries only, [n, heads · head_dim], and norms for them
-    positions    [n] int32; slots [n] int32, -1: key and value are not written
+    positions    [n] int32, or with images [axes, n], of which each frequency uses one (M-RoPE, arXiv 2409.12191);
+    slots        [n] int32, -1: key and value are not written
     table        [positions, 2, rotary_dim / 2], cosines and sines in the type of qkv; None: no rotation
+    axes         [rotary_dim / 2] int32, which of a token's positions each frequency uses; None: positions are [n]
     norm         [heads + kv_heads, head_dim] or None
 
 One program processes some heads of one token. Cosines and sines come from a table made once per model, because the
@@ -57,7 +59,7 @@ def _store(qkv, keys, values, rows, slots, head, columns, x, inside, slot,
 
 @triton.jit
 def _rope_kernel(
-    qkv, positions, slots, table, norm, keys, values, eps,
+    qkv, positions, slots, table, norm, keys, values, axes, axis_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TOKEN: tl.constexpr, ROTARY: tl.constexpr,
     HALF_PAD: tl.constexpr, REST_PAD: tl.constexpr, AT_ONCE: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORMED: tl.constexpr, VALUES_NORMED: tl.constexpr, NORM_LAST: tl.constexpr, LARGEST: tl.constexpr,
@@ -94,7 +96,11 @@ def _rope_kernel(
             a, b = a * scale, b * scale
         if NORMED and not NORM_LAST:
             a, b = a * a_factor, b * b_factor
-        angle = tl.load(positions + token).to(tl.int64) * ROTARY + half
+        if axes is not None:
+            axis = tl.load(axes + half, mask=half < ROTARY // 2, other=0)
+            angle = tl.load(positions + axis * axis_stride + token).to(tl.int64) * ROTARY + half
+        else:
+            angle = tl.load(positions + token).to(tl.int64) * ROTARY + half
         cos = tl.load(table + angle, mask=half < ROTARY // 2, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(table + angle + ROTARY // 2, mask=half < ROTARY // 2, other=0.0).to(tl.float32)[None, :]
         turned_a = tl.where(turns[:, None], a * cos - b * sin, a)
@@ -120,20 +126,24 @@ def rotate_and_store(
     eps: float = 0.0,
     norm_last: bool = False,
     values_normed: bool = False,
+    axes: Tensor | None = None,
 ) -> None:
     """Norms and rotates queries and keys, and writes keys and values to the cache, see the module.
 
-    `norm_last`: the norm comes after the rotation. `values_normed`: values are normed, as queries and keys are.
+    `norm_last`: the norm comes after the rotation. `values_normed`: values are normed, as queries and keys are. `axes`
+    is not used for positions [n].
     """
     head_dim = key_cache.shape[3]
     kv_heads = 0 if qkv.shape[1] == heads * head_dim else key_cache.shape[2]
     assert qkv.is_contiguous(), "qkv must be contiguous"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
     assert norm is not None or not values_normed, "values are normed only if queries and keys are"
+    assert positions.dim() == 1 or axes is not None, "several positions of a token need axes"
     rotary = 0 if table is None else 2 * table.shape[2]
     launch(
         _rope_kernel, (qkv.shape[0], ceil_div(heads + 2 * kv_heads, _HEADS_AT_ONCE)),
-        qkv, positions, slots, table, norm, key_cache, value_cache, eps,
+        qkv, positions, slots, table, norm, key_cache, value_cache, axes if positions.dim() > 1 else None,
+        positions.stride(0), eps,
         warps=4, HEADS=heads, KV_HEADS=kv_heads, D=head_dim, TOKEN=token_distance(key_cache, value_cache),
         ROTARY=rotary, HALF_PAD=power_of_two(rotary // 2), REST_PAD=power_of_two(head_dim - rotary),
         AT_ONCE=_HEADS_AT_ONCE, INTERLEAVED=interleaved, NORMED=norm is not None, VALUES_NORMED=values_normed,
