@@ -1,0 +1,126 @@
+"""Attention problems for the kernels, with random queries, keys and values on the device, and their references."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from antiphon.services.engine.backends.triton.kernels.attention.attention_work import (
+    DeviceWork,
+    Geometry,
+    Heads,
+    Sequences,
+    plan_work,
+)
+from antiphon.services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from antiphon.services.engine.backends.triton.kernels.attention.latent_attention import (
+    RowShape,
+    attend_few_latents,
+    attend_many_latents,
+)
+from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from antiphon.services.engine.kernels.storage import as_stored
+from bench.gpu.parts import DEVICE
+
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+BLOCK_SIZE = 64
+
+
+def draw(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor:
+    """Returns random numbers on the device."""
+    return torch.randn(shape, device=DEVICE, dtype=dtype).mul_(scale)
+
+
+class Attention:
+    """An attention problem with random queries, keys and values, whose KV blocks are in random order.
+
+    `lengths` has, for each sequence, the number of tokens computed earlier and the number of query tokens.
+    """
+
+    def __init__(
+        self, lengths: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, window: int | None = None,
+        softcap: float | None = None, cache: torch.dtype = BF16,
+    ) -> None:  # fmt: skip
+        query_lens = np.array([queries for _, queries in lengths])
+        seq_lens = np.array([computed + queries for computed, queries in lengths])
+        widths = -(-seq_lens // BLOCK_SIZE)
+        ids = np.random.default_rng(1).permutation(int(widths.sum()))
+        self.tables = np.zeros((len(lengths), int(widths.max())), dtype=np.int32)
+        for row, width in enumerate(widths):
+            self.tables[row, :width], ids = ids[:width], ids[width:]
+        self.sequences = Sequences(np.arange(len(lengths)), seq_lens, query_lens.cumsum() - query_lens, query_lens)
+        self.queries = draw(int(query_lens.sum()), heads, head_dim)
+        shape = (int(widths.sum()), BLOCK_SIZE, kv_heads, head_dim)
+        self.caches = [as_stored(draw(*shape), cache) for _ in range(2)]
+        self.window, self.softcap, self.kv_heads = window, softcap, kv_heads
+        self.geometry = Geometry(kv_heads=kv_heads, scale=head_dim**-0.5, softcap=softcap)
+        tables = torch.from_numpy(self.tables).to(DEVICE)
+        self.work = plan_work(self.sequences, tables, window, _heads(heads // kv_heads, self.caches[0]), _put)
+
+    def run(self) -> Tensor:
+        """Runs the kernels. The output is first filled with NaN, so that missing values are noticed."""
+        attended = torch.full_like(self.queries, float("nan"))
+        return attend(self.queries, self.caches, attended, self.work, self.geometry)
+
+    def expected(self) -> Tensor:
+        """Returns the result of the reference in float32."""
+        shape = AttentionShape(block_size=BLOCK_SIZE, bytes_per_slot=1, dtype=torch.float32, device=DEVICE)
+        starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
+        tables = self.tables.astype(np.int64)
+        batch = plan_attention(starts, self.sequences.seq_lens, tables[None], self.window, shape)
+        keys, values = (cache.float() for cache in self.caches)
+        none = keys.new_zeros((len(self.queries), self.kv_heads, keys.shape[-1]))
+        scores = Scores(None, self.softcap)
+        return paged_attention(self.queries.float(), none, none, keys, values, batch, scores)
+
+
+class LatentAttention(Attention):
+    """An attention problem over rows of latents. A row serves all heads as key, and its latent part as value."""
+
+    RANK, ROPE = 512, 64
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: int, cache: torch.dtype = BF16) -> None:
+        super().__init__(lengths, heads, 1, self.RANK + self.ROPE, cache=cache)
+        self.caches = self.caches[:1] * 2
+        tables = torch.from_numpy(self.tables).to(DEVICE)
+        self.work = plan_work(self.sequences, tables, None, _heads(heads, self.caches[0], latent=True), _put)
+
+    def run(self) -> Tensor:
+        """See `Attention`; the result has the width of the latent part of a row (`RANK`)."""
+        row = RowShape(self.RANK, self.ROPE, self.geometry.scale)
+        attended = torch.full_like(self.queries[..., : self.RANK], float("nan"), memory_format=torch.contiguous_format)
+        for work, attends in ((self.work.few, attend_few_latents), (self.work.many, attend_many_latents)):
+            if work is not None:
+                attends(self.queries, self.caches[0], attended, self.work, row)
+        return attended
+
+    def expected(self) -> Tensor:
+        """See `Attention`."""
+        return super().expected()[..., : self.RANK]
+
+
+def _heads(group: int, cache: Tensor, *, latent: bool = False) -> Heads:
+    return Heads(
+        group=group,
+        head_dim=cache.shape[-1],
+        itemsize=BF16.itemsize,
+        stored_itemsize=cache.dtype.itemsize,
+        latent=latent,
+    )
+
+
+def _put(values: "np.ndarray[Any, Any]", capacity: int) -> Tensor:
+    out = np.zeros(max(capacity, len(values)), dtype=np.int32)
+    out[: len(values)] = values
+    return torch.from_numpy(out).to(DEVICE)
+
+
+def attend(queries: Tensor, caches: list[Tensor], attended: Tensor, work: DeviceWork, geometry: Geometry) -> Tensor:
+    """Runs the kernels of attention; `attended` is their output."""
+    if work.few is not None:
+        attend_few(queries, caches[0], caches[1], attended, work, geometry)
+    if work.many is not None:
+        attend_many(queries, caches[0], caches[1], attended, work, geometry)
+    return attended
