@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from antiphon.services.engine.backends.triton.autotune.forms import Form, Products
+from antiphon.services.engine.backends.triton.autotune.forms import Choice, Form, Products
 from antiphon.services.engine.backends.triton.autotune.measuring import reference
 from antiphon.services.engine.backends.triton.kernels.activation import activated
 from antiphon.services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
@@ -21,7 +21,7 @@ from antiphon.services.engine.backends.triton.kernels.experts import mixed_exper
 from antiphon.services.engine.backends.triton.kernels.grouped import PackedExperts, pack_experts
 from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, put_tiles
 from antiphon.services.engine.backends.triton.kernels.norm import normed
-from antiphon.services.engine.backends.triton.kernels.quantized import kernel_weight
+from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
@@ -127,7 +127,7 @@ def product_errors(given: Given) -> Errors:
     like = draw(1)
     able = given.on_device and torch.cuda.get_device_capability() >= _FIRST_WITH_FP8
     plain, products = draw(width, columns, scale=0.02), Products()
-    weights = {"bfloat16": (plain, products.add_plain(plain))}
+    weights: dict[str, tuple[Tensor | KernelWeight, Choice]] = {"bfloat16": (plain, products.add_plain(plain))}
     for name, quantize in QUANTIZED.items():
         weight = kernel_weight(quantize(plain), BF16)
         weights[name] = weight, products.add_quantized(weight, like)
@@ -186,11 +186,11 @@ def _experts_error(m: Mixture, tokens: int, kind: str) -> float:
     theirs_shares, theirs_chosen = route(logits, m.per_token, normalise=True)
     (ours_up, exact_up), (ours_down, exact_down) = (_stored(matrices, kind) for matrices in (up, down))
     ours = mixed_experts(x, shares.to(BF16), chosen, ours_up, ours_down, m.activation, None, biases)
-    products = [
+    inner, outer = (
         [partial(F.linear, weight=one, bias=None if bias is None else bias[at].float()) for at, one in enumerate(each)]
         for each, bias in zip((exact_up, exact_down), biases, strict=True)
-    ]
-    theirs = reference_experts(x.float(), theirs_shares, theirs_chosen, *products, gated_by(m.activation))
+    )
+    theirs = reference_experts(x.float(), theirs_shares, theirs_chosen, inner, outer, gated_by(m.activation))
     return error(ours, theirs)
 
 

@@ -1,10 +1,9 @@
 """The kernels of some steps of an engine, by torch's profiler: what each takes, and the time in which none runs."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
@@ -41,8 +40,8 @@ def profiled(run: Callable[[Callable[[Any, Any], None]], Any], is_time: Callable
         return {"failed": "no step was profiled"}
     if taken[0] < STEPS:
         profiler.stop()
-    kind = DeviceType.CUDA if on_device else DeviceType.CPU
-    events = [event for event in profiler.events() or () if event.device_type == kind]
+    kind = "CUDA" if on_device else "CPU"
+    events = [event for event in profiler.events() or () if event.device_type.name == kind]
     return table([(event.name, event.time_range.start, event.time_range.end) for event in events], max(1, taken[0]))
 
 
@@ -52,7 +51,7 @@ def table(kernels: Iterable[tuple[str, float, float]], num_steps: int) -> Found:
     `kernels`: name, start and end in microseconds. Idle: the share of the time from the first start to the last end in
     which no kernel runs.
     """
-    times, counts = Counter[str](), Counter[str]()
+    times, counts = defaultdict[str, float](float), Counter[str]()
     intervals: list[Interval] = []
     for name, start, end in kernels:
         times[name[:_NAME_CHARS]] += end - start
@@ -68,7 +67,7 @@ def table(kernels: Iterable[tuple[str, float, float]], num_steps: int) -> Found:
         "launches_a_step": rounded(counts.total() / num_steps),
         "kernels": {
             name: {"ms": rounded(time / num_steps / 1e3), "launches": rounded(counts[name] / num_steps)}
-            for name, time in times.most_common(_KERNELS)
+            for name, time in sorted(times.items(), key=lambda item: -item[1])[:_KERNELS]
         },
     }
 
