@@ -225,7 +225,8 @@ def settings_of(directory: Path, form: Form, given: Given) -> EngineSettings:
         quantization=quantization,
         kv_cache_dtype=form.kv_cache_dtype,
         deterministic=form.deterministic,
-        max_num_seqs=max(sizes.batches + sizes.compared),
+        # The check of `--deterministic` has a row of its own.
+        max_num_seqs=max(sizes.batches + sizes.compared) + form.deterministic,
         max_num_batched_tokens=sizes.prefill,
         max_model_len=sizes.long + 2 * sizes.steps,
         use_lookahead=not form.deterministic,
@@ -373,7 +374,7 @@ def deterministic(given: Given) -> Found:
     runner = LOADED.runner(form, given)
     found: Found = {"batches": batches(form, given)}
     wrong = [name for name, each in found["batches"].items() if not each["equal"]]
-    limits = CoreLimits(max_num_seqs=max(sizes.compared), max_num_batched_tokens=sizes.prefill)
+    limits = CoreLimits(max_num_seqs=max(sizes.compared), max_num_batched_tokens=sizes.prefill, has_canary_row=True)
     try:
         check_deterministic(Executor(runner.worker), limits)
     except SettingsError as error:
