@@ -98,7 +98,7 @@ PARTS = (
     Part("system: arrivals", "bench.gpu.system", 75),
     Part("system: an engine is killed", "bench.gpu.system", 120),
     Part("sanitizer", "bench.gpu.kernel_tests", 120),
-    Part("features", "bench.gpu.features", 75),
+    Part("features", "bench.gpu.features", 100),
     # Gets the time that is left: what has run by then is reported.
     Part("worker tests", "bench.gpu.kernel_tests", 420),
 )

@@ -58,6 +58,8 @@ def worker_of(directory: Path, **flags: Any) -> ModelWorker:
         max_model_len=512,
         num_gpu_blocks_override=64,
         swap_space=0.0,
+        # Measuring the forms of products would take most of the time; `kernels` compares all of them.
+        gpu_kernels="reference",
         **chosen,
         **flags,
     )

@@ -34,7 +34,6 @@ NOT_HERE = "not native and not compiled_backend and not refuse and not cpu"
 """Expression for pytest's `-k`. The tests of the C++ code, and of what is refused on a CPU, need no GPU."""
 _TOOLS = ("memcheck", "racecheck")
 _LAUNCHES = ("errors of attention", "errors of products", "errors of experts", "errors of other kernels")
-_SAMPLING = ("times of sampling",)
 _ERRORS = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 _SHOWN_CHARS = 3000
 
@@ -86,14 +85,13 @@ def sanitizer(given: Given) -> Found:
         return {"missing": "compute-sanitizer is not on this machine"}
     found: Found = {}
     for tool in _TOOLS:
-        for module, names in (("kernels", _LAUNCHES), ("table", _SAMPLING)):
-            command = [program, f"--tool={tool}", sys.executable, "-m", f"bench.gpu.{module}", "--tiny", *names]
-            # PyTorch's allocator hides accesses beyond a tensor within one of its blocks.
-            environ = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            done = subprocess.run(
-                command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-            )
-            found[f"{tool}, {module}"] = reported(done.stdout, done.returncode)
+        command = [program, f"--tool={tool}", sys.executable, "-m", "bench.gpu.kernels", "--tiny", *_LAUNCHES]
+        # PyTorch's allocator hides accesses beyond a tensor within one of its blocks.
+        environ = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        found[tool] = reported(done.stdout, done.returncode)
     return {**found, "wrong": [name for name, each in found.items() if each["errors"] != 0]}
 
 

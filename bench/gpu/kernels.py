@@ -23,6 +23,7 @@ from antiphon.services.engine.backends.triton.kernels.lora import LoraMatrix, pu
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
+from antiphon.services.engine.backends.triton.kernels.sampling import choose_tokens
 from antiphon.services.engine.backends.triton.kernels.skinny import skinny_linear
 from antiphon.services.engine.kernels.activation import ACTIVATIONS, gated, gated_by, xielu, xielu_numbers
 from antiphon.services.engine.kernels.experts import mixed_experts as reference_experts
@@ -31,8 +32,9 @@ from antiphon.services.engine.kernels.rms_norm import rms_norm
 from antiphon.services.engine.models.description import Experts
 from antiphon.services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from antiphon.services.engine.quantization.weight import QuantizedWeight
+from antiphon.shared.parameters.sampling import SamplingParams
 from bench.gpu.parts import DEVICE, Found, Given, compute_parts
-from bench.gpu.problems import BF16, E4M3, Attention, LatentAttention, draw
+from bench.gpu.problems import BF16, E4M3, Attention, LatentAttention, draw, sampling_of
 from bench.gpu.timing import rounded
 
 QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
@@ -109,9 +111,9 @@ def attention_errors(given: Given) -> Errors:
         yield f"{name}, latents, e4m3 cache", _attention_error(LatentAttention(lengths, 16, E4M3))
     for length in () if given.tiny else (32_768, 131_072):
         for cache in (BF16, E4M3):
-            name = f"decode, {length} keys, {str(cache).removeprefix('torch.')}"
-            yield name, _attention_error(Attention([(length - 1, 1), (3, 1)], 32, 8, 128, cache=cache))
-            yield f"prefill behind {length} keys", _attention_error(Attention([(length, 130)], 32, 8, 128, cache=cache))
+            name = f"{length} keys, {str(cache).removeprefix('torch.')}"
+            yield f"decode, {name}", _attention_error(Attention([(length - 1, 1), (3, 1)], 32, 8, 128, cache=cache))
+            yield f"prefill behind {name}", _attention_error(Attention([(length, 130)], 32, 8, 128, cache=cache))
     guesses = [(30, 3)] if given.tiny else [(300, 9), (4000, 5)]
     yield "guesses, latents", _attention_error(LatentAttention(guesses, 20))
     yield "guesses", _attention_error(Attention(guesses, 32, 8, 128))
@@ -212,8 +214,8 @@ def router(m: Mixture) -> Experts:
 
 
 def other_errors(given: Given) -> Errors:
-    """Yields the same for norms and activations; copies of blocks must be equal."""
-    rows, hidden, inner = (3, 128, 96) if given.tiny else (65, 4096, 14336)
+    """Yields the same for norms and activations; copies of blocks and the most likely tokens must be equal."""
+    rows, hidden, inner, vocab = (3, 128, 96, 300) if given.tiny else (65, 4096, 14336, 128_256)
     x, weight, residual = draw(rows, hidden), draw(hidden), draw(rows, hidden)
     expected = residual.float() + rms_norm(x.float(), weight.float(), 1e-5)
     yield "norm", error(normed(x, weight, None, 1e-5, residual), expected)
@@ -223,6 +225,10 @@ def other_errors(given: Given) -> Errors:
     yield "relu2", error(activated(wide, "relu2", gated=False), ACTIVATIONS["relu2"](wide.float()))
     numbers = xielu_numbers(torch.tensor([0.2, -0.8, 0.5, -1e-6], device=DEVICE))
     yield "xielu", error(activated(wide, "xielu", gated=False, numbers=numbers), xielu(numbers, wide.float()))
+    for name, params in {"greedy": {"temperature": 0.0}, "top-k": {"top_k": 1}, "top-p": {"top_p": 1e-6}}.items():
+        logits = draw(rows, vocab, scale=3.0)
+        tokens, _ = choose_tokens(logits, *sampling_of(rows, vocab, SamplingParams(**params)))
+        yield f"tokens, {name}", float((logits.gather(1, tokens[:, None])[:, 0] != logits.amax(1)).any())
     cache = torch.randint(0, 2**60, (2, 50, 64) if given.tiny else (64, 50, 4096), device=DEVICE)
     packed = torch.zeros(7, cache.shape[0], cache.shape[2], device=DEVICE, dtype=torch.int64)
     blocks = torch.tensor([3, 49, 0, 7, 8, 11, 20], dtype=torch.int32, device=DEVICE)

@@ -1,4 +1,4 @@
-"""Attention problems for the kernels, with random queries, keys and values on the device, and their references."""
+"""Problems for the kernels, with random numbers on the device: attention with its reference, and sampling."""
 
 from typing import Any
 
@@ -20,8 +20,11 @@ from antiphon.services.engine.backends.triton.kernels.attention.latent_attention
     attend_many_latents,
 )
 from antiphon.services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments
 from antiphon.services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
+from antiphon.services.engine.kernels.sampling import SamplingColumns, new_columns, set_row
 from antiphon.services.engine.kernels.storage import as_stored
+from antiphon.shared.parameters.sampling import SamplingParams
 from bench.gpu.parts import DEVICE
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -124,3 +127,17 @@ def attend(queries: Tensor, caches: list[Tensor], attended: Tensor, work: Device
     if work.many is not None:
         attend_many(queries, caches[0], caches[1], attended, work, geometry)
     return attended
+
+
+def sampling_of(rows: int, vocab: int, params: SamplingParams) -> tuple[SamplingColumns[Tensor], Tensor, Adjustments]:
+    """Returns the arguments of `choose_tokens` for rows with the same parameters, without penalties and masks."""
+    columns = new_columns(rows)
+    for row in range(rows):
+        set_row(columns, row, params)
+    none = torch.full((rows,), -1, dtype=torch.int32, device=DEVICE)
+    counts = torch.zeros((rows, vocab), dtype=torch.int32, device=DEVICE)
+    everything = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32, device=DEVICE)
+    adjustments = Adjustments(
+        counts=counts, in_prompt=counts.to(torch.int8), bitmask=everything, penalty_rows=none, mask_rows=none
+    )
+    return columns.map(lambda column: torch.from_numpy(column).to(DEVICE)), none + 1, adjustments

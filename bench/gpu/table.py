@@ -19,12 +19,11 @@ from antiphon.services.engine.backends.triton.kernels.grouped import PackedExper
 from antiphon.services.engine.backends.triton.kernels.norm import normed
 from antiphon.services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight
 from antiphon.services.engine.backends.triton.kernels.routing import route_tokens
-from antiphon.services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
-from antiphon.services.engine.kernels.sampling import new_columns, set_row
+from antiphon.services.engine.backends.triton.kernels.sampling import choose_tokens
 from antiphon.shared.parameters.sampling import SamplingParams
 from bench.gpu.kernels import MIXTURES, PACKED, QUANTIZED, TINY_MIXTURES, Mixture, router
-from bench.gpu.parts import DEVICE, Found, Given, compute_parts
-from bench.gpu.problems import BF16, E4M3, Attention, LatentAttention, draw
+from bench.gpu.parts import Found, Given, compute_parts
+from bench.gpu.problems import BF16, E4M3, Attention, LatentAttention, draw, sampling_of
 from bench.gpu.timing import computed, graph_ms, moved, num_in_turn, rounded
 
 _CACHE_BYTES_MAX = 40 * 2**30
@@ -91,20 +90,11 @@ def sampler(given: Given) -> Rows:
         "top-p": SamplingParams(top_p=0.9),
         "top-k and top-p": SamplingParams(top_k=50, top_p=0.9),
     }
-    everything = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32, device=DEVICE)
     for rows in (2,) if given.tiny else (1, 64, 256):
-        none = torch.full((rows,), -1, dtype=torch.int32, device=DEVICE)
-        counts = torch.zeros((rows, vocab), dtype=torch.int32, device=DEVICE)
-        adjustments = Adjustments(
-            counts=counts, in_prompt=counts.to(torch.int8), bitmask=everything, penalty_rows=none, mask_rows=none
-        )
         for shape, scale in (("peaked", 3.0), ("flat", 0.3)):
             logits = [draw(rows, vocab, scale=scale) for _ in range(num_in_turn(2 * rows * vocab, tiny=given.tiny))]
             for name, params in kinds.items():
-                columns = new_columns(rows)
-                for row in range(rows):
-                    set_row(columns, row, params)
-                placed = columns.map(lambda column: torch.from_numpy(column).to(DEVICE)), none + 1, adjustments
+                placed = sampling_of(rows, vocab, params)
                 draws = name != "greedy"
                 ms = graph_ms([partial(choose_tokens, each, *placed, any_draws=draws) for each in logits])
                 yield f"sampling, {name}, {rows} rows, {shape}", {"ms": rounded(ms)}
