@@ -97,7 +97,7 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
 	$(BIN)/python -m infra.checks.kernels.gate $(ARGS)
 
-gpu-check:  ## on a machine with a GPU: kernels, engine, system, a peer; about ten minutes (ARGS="--wheels DIR")
+gpu-check:  ## on a machine with a GPU: kernels, a model of 8B, the system; 14 minutes (ARGS="--wheels DIR")
 	$(GPU_PYTHON) -m bench.gpu_check $(ARGS)
 
 screenshots: install  ## the screenshots of the console in docs/screenshots, from a running system; needs Chromium

@@ -49,8 +49,9 @@ class ModelSettings(BusSettings, group="model"):
     download_dir: str = flag("", "directory of the cache for models from the hub (default: that of HF_HOME)")
     load_format: str = flag(
         "auto",
-        "files of the weights: safetensors, or without them PyTorch's .bin files or GGUF; others: only those",
-        choices=("auto", "safetensors", "gguf"),
+        "files of the weights: safetensors, or without them PyTorch's .bin files or GGUF; others: only those; dummy: "
+        "random weights without files, for measurements",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     hf_overrides: str = flag(
         "",

@@ -1,1 +1,1 @@
-"""The parts of `make gpu-check`. Each runs in its own process: `python -m bench.gpu.<part>` prints results as JSON."""
+"""The parts of `make gpu-check`: `python -m bench.gpu.<module> PART …` prints a line for each part (`parts`)."""

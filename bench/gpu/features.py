@@ -1,21 +1,21 @@
-"""Compares the engine's features on the GPU with those on the CPU: offline API, float32, a small model.
-
-    python -m bench.gpu.features MODEL_DIRECTORY [--device cuda]
+"""Compares the engine's features on the GPU with those on the CPU: offline API, float32, the demo model.
 
 Every case is generated on the CPU by PyTorch's operations, then on the device with each set of options that must not
 change the text. Options that change the weights (quantization, an 8-bit cache) need only give complete and valid
 results.
 """
 
-import argparse
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from antiphon.offline.llm import LLM
 from antiphon.offline.prompts.guided import GuidedDecodingRequest
 from antiphon.offline.sampling_params import SamplingParams
+from bench.gpu.parts import DEVICE, Found, Given, compute_parts
 
+DEMO = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
 PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA = {
     "type": "object",
@@ -68,16 +68,20 @@ CHANGED: dict[str, dict[str, Any]] = {
 LOGPROB_TOLERANCE = 2e-3
 
 
-def generate(model: str, device: str, **options: Any) -> dict[str, Any]:
+TINY_CASES = ("greedy", "several", "choice")
+
+
+def generate(given: Given, device: str, **options: Any) -> dict[str, Any]:
     """Returns texts and tokens' log probabilities by case. All cases without structured output are one batch."""
     fixed = {"gpu_memory_utilization": 0.9, "max_model_len": 1024, "max_num_seqs": 16, "dtype": "float32"}
+    cases = {name: CASES[name] for name in TINY_CASES} if given.tiny else CASES
     found: dict[str, Any] = {}
-    with LLM(model, device=device, **{**fixed, **options}) as llm:
-        plain = [name for name, case in CASES.items() if case[2] is None and name != "beams"]
-        texts = [PROMPT.format(CASES[name][0]) for name in plain]
-        outputs = llm.generate(texts, [SamplingParams(**CASES[name][1]) for name in plain], use_tqdm=False)
+    with LLM(str(DEMO), device=device, **{**fixed, **options}) as llm:
+        plain = [name for name, case in cases.items() if case[2] is None and name != "beams"]
+        texts = [PROMPT.format(cases[name][0]) for name in plain]
+        outputs = llm.generate(texts, [SamplingParams(**cases[name][1]) for name in plain], use_tqdm=False)
         found |= {name: _summary(output) for name, output in zip(plain, outputs, strict=True)}
-        for name, (text, params, guided) in CASES.items():
+        for name, (text, params, guided) in cases.items():
             if name not in found:
                 asked = SamplingParams(**params)
                 [output] = llm.generate(PROMPT.format(text), asked, use_tqdm=False, guided_options_request=guided)
@@ -113,35 +117,39 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
 def invalid(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the cases with an error, an empty text, or a structure that was not kept."""
     wrong = {name: one for name, one in found.items() if "error" in one or not all(one["texts"])}
-    try:
-        json.loads(found["schema"]["texts"][0])
-    except (ValueError, KeyError):
-        wrong["schema"] = found["schema"]
+    if "schema" in found:
+        try:
+            json.loads(found["schema"]["texts"][0])
+        except (ValueError, KeyError):
+            wrong["schema"] = found["schema"]
     if found["choice"].get("texts") not in (["yes"], ["no"]):
         wrong["choice"] = found["choice"]
     return wrong
 
 
-def attempt(model: str, device: str, options: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> Any:
+def attempt(given: Given, options: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> Any:
     """Returns the cases that fail with one set of options (empty if none does), or the error that ended the run."""
     try:
-        found = generate(model, device, **options)
+        found = generate(given, DEVICE.type, **options)
     except Exception as error:
         # Reported, so that the other sets of options are checked as well.
         return {"failed": f"{type(error).__name__}: {error}"[-1500:]}
     return invalid(found) if theirs is None else differences(found, theirs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
-    expected = generate(options.model, "cpu", cpu_backend="torch")
-    found = {name: attempt(options.model, options.device, flags, expected) for name, flags in EQUAL.items()}
-    found |= {name: attempt(options.model, options.device, flags, None) for name, flags in CHANGED.items()}
-    print(json.dumps({**found, "wrong": [name for name, each in found.items() if each]}))
+def features(given: Given) -> Found:
+    """Returns by set of options the cases that fail."""
+    equal, changed = EQUAL, CHANGED
+    if given.tiny:
+        # The kernels would take minutes under the interpreter.
+        equal, changed = {"default": {}}, {"--quantization=ifq": CHANGED["--quantization=ifq"]}
+    expected = generate(given, "cpu", cpu_backend="torch")
+    found = {name: attempt(given, flags, expected) for name, flags in equal.items()}
+    found |= {name: attempt(given, flags, None) for name, flags in changed.items()}
+    return {**found, "wrong": [name for name, each in found.items() if each]}
 
+
+PARTS = {"features": features}
 
 if __name__ == "__main__":
-    main()
+    compute_parts(PARTS)

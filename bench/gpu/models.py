@@ -1,20 +1,17 @@
-"""Writes model directories with the shapes of published models and random bfloat16 weights.
+"""Model directories without weights: shapes of published models, and small ones for each kind of layer.
 
-The weights are drawn on the GPU, so that a large model takes only seconds; their values do not matter for speed. The
-tokenizer is a byte-level BPE without merges, extended by filler tokens to the vocabulary size, so that every id can be
-decoded.
+The engine draws the weights on the device (`--load-format dummy`), so that a large model takes only seconds and no
+disk. The tokenizer is a byte-level BPE without merges, extended by filler tokens to the vocabulary size, so that every
+id can be decoded.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from antiphon.services.engine.models.registry import find_family
-
+LARGE = "llama-3.1-8b"
 _LLAMA_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -22,8 +19,31 @@ _LLAMA_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_SMALL: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "norm_topk_prob": True}
+_LATENTS = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": None,
+    "first_k_dense_replace": 2,
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": {
+    LARGE: {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": 4096,
@@ -38,59 +58,45 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     },
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-    },
+    "experts": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **_SMALL, **_EXPERTS},
+    "latents": {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", **_SMALL, **_LATENTS},
+    "window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **_SMALL, "sliding_window": 33},
 }
-_BYTES_A_SHARD = 4 * 10**9
+KINDS = ("experts", "latents", "window")
+"""The small models, by what their layers have."""
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "moe_intermediate_size": 32,
+    "head_dim": 16,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "sliding_window": 5,
+}
 
 
-def make(name: str, directory: Path, device: str = "cuda") -> Path:
-    """Writes the model to DIRECTORY/NAME unless it exists already, and returns this path."""
+def make(name: str, directory: Path, *, tiny: bool = False, **changed: Any) -> Path:
+    """Writes DIRECTORY/NAME and returns this path. `tiny`: with layers as small as the kernels take.
+
+    `changed`: fields of the config that differ from those of `SHAPES`.
+    """
     target = directory / name
-    if (target / "tokenizer.json").exists():
-        return target
     target.mkdir(parents=True, exist_ok=True)
-    config = {**SHAPES[name], "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0}
+    shape = dict(SHAPES[name])
+    if tiny:
+        shape |= {field: value for field, value in _TINY.items() if field in shape}
+        shape |= {"num_key_value_heads": 4} if "kv_lora_rank" in shape else {}
+    config = {**shape, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0, **changed}
     _write(target / "config.json", config)
     _write(target / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 0})
-    _write_weights(target, config, device)
     _write_tokenizer(target, config["vocab_size"], config["max_position_embeddings"])
     return target
-
-
-def _write_weights(directory: Path, config: dict[str, Any], device: str) -> None:
-    family = find_family(config)
-    generator = torch.Generator(device).manual_seed(1729)
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    size = 0
-    for parameter in family.layout(family.describe(config)):
-        for source in parameter.sources:
-            noise = torch.randn(source.shape, generator=generator, device=device) * 0.02
-            tensor = (noise + source.name.endswith("norm.weight")).to(torch.bfloat16).cpu()
-            if size > _BYTES_A_SHARD:
-                shards.append({})
-                size = 0
-            shards[-1][source.name] = tensor
-            size += tensor.nbytes
-    index: dict[str, str] = {}
-    for number, shard in enumerate(shards):
-        name = f"model-{number:05d}.safetensors"
-        save_file(shard, directory / name, metadata={"format": "pt"})
-        index |= dict.fromkeys(shard, name)
-    _write(directory / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
 
 
 def _write_tokenizer(directory: Path, vocab_size: int, max_length: int) -> None:

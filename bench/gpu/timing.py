@@ -1,54 +1,71 @@
-"""Measures times on a GPU with CUDA events, and the GPU's highest copy bandwidth and multiplication rate."""
+"""Times of work on a device, without the time of Python and of launches: a captured graph is replayed.
+
+Each call of the work should have buffers of its own, so many that together they do not fit into the device's cache
+(`num_in_turn`): a step of a model does not find its weights and keys there either. On a CPU the calls are simply made.
+"""
 
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 
-COPY_BYTES = 4 * 2**30
-GEMM_SIDE = 8192
+from bench.gpu.parts import DEVICE
+
+Calls = Sequence[Callable[[], object]]
+_CACHE_BYTES = 128 * 2**20
+"""More than twice the cache of an H200 (50 MiB)."""
+_IN_TURN_MAX = 32
 
 
-def graph_ms(work: Callable[[], object], repeats: int = 20) -> float:
-    """Like `median_ms`, without the time of Python and of the launches: `work` is captured and the graph is timed.
+def num_in_turn(num_bytes: int, *, tiny: bool) -> int:
+    """Returns how many buffers of a size are used in turn."""
+    return 1 if tiny else max(1, min(_IN_TURN_MAX, -(-_CACHE_BYTES // num_bytes)))
 
-    `work` must not wait for the device. What it reads stays in the cache of the device if there is room.
+
+def graph_ms(calls: Calls, repeats: int = 10, least: int = 4) -> float:
+    """Returns the median milliseconds of one of the calls, which follow each other in one graph.
+
+    They are repeated in it until there are `least`, so that the time to start the graph counts little. They must not
+    wait for the device.
     """
-    work()
+    calls = list(calls) * -(-least // len(calls))
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    if DEVICE.type != "cuda":
+        started = time.perf_counter()
+        calls[0]()
+        return 1e3 * (time.perf_counter() - started)
+    run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
-    return median_ms(graph.replay, repeats)
-
-
-def median_ms(work: Callable[[], object], repeats: int = 20, warm_up: int = 3) -> float:
-    """Returns the median milliseconds of one call of `work`."""
-    for _ in range(warm_up):
-        work()
-    times = []
+        run()
+    graph.replay()
+    times: list[float] = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        work()
+        graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return statistics.median(times)
+    return statistics.median(times) / len(calls)
 
 
-def rooflines() -> dict[str, float]:
-    """Returns the copy bandwidth (bytes read and written) and the rate of a large random bfloat16 product."""
-    copy_ms = _copy_ms()
-    a, b = (torch.randn(GEMM_SIDE, GEMM_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    gemm_ms = median_ms(lambda: a @ b, 10)
-    return {
-        "copy_tb_s": round(2 * COPY_BYTES / copy_ms / 1e9, 3),
-        "gemm_tflop_s": round(2 * GEMM_SIDE**3 / gemm_ms / 1e9, 1),
-    }
+def rounded(number: float) -> float:
+    """Returns a measured number with four digits."""
+    return float(f"{number:.4g}")
 
 
-def _copy_ms() -> float:
-    source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return median_ms(lambda: target.copy_(source), 10)
+def moved(ms: float, num_bytes: int) -> dict[str, float]:
+    """Returns the result of work that moves so many bytes."""
+    return {"ms": rounded(ms), "tb_s": rounded(num_bytes / ms / 1e9)}
+
+
+def computed(ms: float, operations: float) -> dict[str, float]:
+    """Returns the result of work that computes so many operations."""
+    return {"ms": rounded(ms), "tflop_s": rounded(operations / ms / 1e9)}

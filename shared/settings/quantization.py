@@ -12,6 +12,8 @@ from typing import Any, Literal, cast
 
 from antiphon.shared.flags import SettingsError
 
+DUMMY = "dummy"
+"""The `--load-format` with which weights are drawn at random and no files are read."""
 SMOOTHQUANT_FILE = "smoothq_model-8bit-auto.safetensors"
 """File with all weights of a model in 8 bits, for matrix products with 8-bit activations. It replaces all other files
 of weights."""

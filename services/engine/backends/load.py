@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from antiphon.services.engine.backends.cpu.worker import load_cpu_worker
-from antiphon.services.engine.backends.refusals import no_cuda_device
+from antiphon.services.engine.backends.refusals import check_drawn, no_cuda_device
 from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
 from antiphon.services.engine.backends.torch.staged_worker import StagedWorker
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
@@ -52,6 +52,7 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
 
 def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
     config = read_config(model_dir)
+    check_drawn(settings, config)
     if computes_whole(config):
         if ranks.shard.size > 1:
             raise SettingsError(

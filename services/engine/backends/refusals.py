@@ -4,7 +4,9 @@ The launcher checks this before it starts any process, so that a mistake is repo
 checks with the same functions while it loads the model, and those that need the tensors.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from antiphon.services.engine.backends.torch.own_cache.kinds import keeps_own_cache
 from antiphon.services.engine.backends.torch.whole_text.kinds import computes_whole
@@ -16,6 +18,8 @@ from antiphon.services.engine.worker.loading.model_files import read_config
 from antiphon.services.engine.worker.loading.weight_files import check_format, check_weight_files
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import DUMMY
 
 
 def check_model(settings: EngineSettings, model_dir: Path, *, smoothquant: bool) -> None:
@@ -26,6 +30,10 @@ def check_model(settings: EngineSettings, model_dir: Path, *, smoothquant: bool)
     check_format(settings.load_format, model_dir)
     config = read_config(model_dir)
     weight_dtype(config)
+    check_drawn(settings, config)
+    if settings.load_format == DUMMY:
+        served_description(settings, config)
+        return
     if not has_family(config):
         check_known(config, trusted=settings.trust_remote_code)
         check_weight_files(model_dir, smoothquant=smoothquant)
@@ -36,6 +44,13 @@ def check_model(settings: EngineSettings, model_dir: Path, *, smoothquant: bool)
     find_family(config).describe(config)  # an architecture that cannot be served is told before missing weights
     check_weight_files(model_dir, smoothquant=smoothquant)
     served_description(settings, config)
+
+
+def check_drawn(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+    """Raises SettingsError if weights are to be drawn at random for a model whose tensors are not known here."""
+    known = has_family(config) and not computes_whole(config) and not keeps_own_cache(config)
+    if settings.load_format == DUMMY and not known:
+        raise SettingsError(f"--load-format={DUMMY}: this architecture runs through transformers; leave the option out")
 
 
 def no_cuda_device() -> ServiceError:

@@ -17,7 +17,8 @@ from antiphon.services.engine.quantization.method import PreparedMethod
 from antiphon.services.engine.quantization.online import online_quantizer
 from antiphon.services.engine.quantization.weight import Quantize
 from antiphon.shared.config import EngineSettings
-from antiphon.shared.settings.quantization import Device, Quantization, choose
+from antiphon.shared.flags import SettingsError
+from antiphon.shared.settings.quantization import DUMMY, Device, Quantization, choose
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class WeightForm:
     quantize: Quantize | None = None
     is_smoothquant: bool = False
     """Whether the weights are in the file `SMOOTHQUANT_FILE`."""
+    is_drawn: bool = False
+    """Whether the weights are random numbers, and no files are read."""
     kv_scales: bool = False
     """Whether the checkpoint's scales of keys and values are folded into the weights, for a KV cache of 8 bits."""
 
@@ -65,12 +68,18 @@ def weight_form(
             "quantization: %s: this backend makes the weights plain again in each product: it saves memory, not time",
             chosen.name,
         )
+    drawn = settings.load_format == DUMMY
+    if drawn and chosen.method is not None:
+        raise SettingsError(
+            f"--load-format={DUMMY}: the weights are drawn unquantized; leave out the checkpoint's quantization"
+        )
+    name = f"{chosen.name} {DUMMY}" if drawn else chosen.name
     if chosen.online is not None:
-        return WeightForm(name=chosen.name, quantize=online_quantizer(chosen.online))
+        return WeightForm(name=name, quantize=online_quantizer(chosen.online), is_drawn=drawn)
     if chosen.method is not None:
         method = prepared(chosen.method, config)
         return WeightForm(name=chosen.name, method=method, is_smoothquant=chosen.method == "smoothquant")
-    return WeightForm()
+    return WeightForm(name=name, is_drawn=True) if drawn else WeightForm()
 
 
 def _device(device: torch.device, native: bool) -> Device:

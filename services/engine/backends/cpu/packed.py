@@ -241,7 +241,8 @@ def open_cache(
 
     `asked` is a directory, `OFF`, or empty for the usual directory. `drafts`: whether the draft layer is loaded too.
     """
-    directory = None if asked == OFF else user_directory(asked, _CACHE)
+    # Random weights are drawn faster than they are read.
+    directory = None if asked == OFF or form.is_drawn else user_directory(asked, _CACHE)
     return None if directory is None else WeightCache(directory, model_dir, dtype, form, drafts=drafts)
 
 

@@ -127,7 +127,7 @@ def with_kv_scales(
     form: WeightForm, settings: EngineSettings, model_dir: Path, config: Mapping[str, Any]
 ) -> WeightForm:
     """Returns the form in which weights have the checkpoint's scales, if there are any and the KV cache has 8 bits."""
-    if settings.cache.kv_cache_dtype == "auto" or not _has_scales(model_dir, form):
+    if settings.cache.kv_cache_dtype == "auto" or form.is_drawn or not _has_scales(model_dir, form):
         return form
     because = ""
     if not has_family(config):

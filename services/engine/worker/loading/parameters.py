@@ -20,6 +20,7 @@ from antiphon.services.engine.parallel.shard import ALONE, Shard, sharded, shard
 from antiphon.services.engine.quantization.choice import WeightForm
 from antiphon.services.engine.quantization.weight import QuantizedWeight
 from antiphon.services.engine.worker.loading.checkpoint import Checkpoint
+from antiphon.services.engine.worker.loading.drawn import DrawnTensors
 from antiphon.services.engine.worker.loading.kv_scales import KvFactors, Matrix, read_factors
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ class ParameterReader:
         `description` and `layout` are those of the whole model; a rank reads only its `shard`. The rank's layers are
         numbered from 0.
         """
+        if form.is_drawn:
+            drawn = Checkpoint.in_memory(DrawnTensors(layout, device))
+            self._start(drawn, description, layout, dtype, device, form, shard)
+            return
         checkpoint = Checkpoint(model_dir, form.method, smoothquant=form.is_smoothquant)
         try:
             checkpoint.check(layout, ignored_names(description))

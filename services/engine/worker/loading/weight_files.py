@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
-from antiphon.shared.settings.quantization import SMOOTHQUANT_FILE
+from antiphon.shared.settings.quantization import DUMMY, SMOOTHQUANT_FILE
 
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -77,7 +77,7 @@ def open_safetensors(path: Path, framework: str) -> Any:
 
 def check_format(asked: str, model_dir: Path) -> None:
     """Raises SettingsError if the weights have another format than `--load-format` asks for."""
-    if asked == "auto":
+    if asked in ("auto", DUMMY):
         return
     # GGUF files are read only if there are no other weights.
     others = [] if asked == "safetensors" else [*model_dir.glob("*.safetensors"), *model_dir.glob("pytorch_model*.bin")]

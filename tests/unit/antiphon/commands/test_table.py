@@ -232,7 +232,7 @@ def test_a_reader_that_has_enough_ends_a_command_quietly(words: tuple[str, ...])
 COMPLETIONS = [
     (("antiphon", "dr"), ["drain"]),
     (("antiphon", "serve", "--enable-m"), ["--enable-mm"]),
-    (("antiphon", "serve", "--load-format", ""), ["auto", "safetensors", "gguf"]),
+    (("antiphon", "serve", "--load-format", ""), ["auto", "safetensors", "gguf", "dummy"]),
     (("antiphon", "serve", "--load-format", "=", "g"), ["gguf"]),
     (("antiphon", "models", ""), ["list", "set", "shadow", "rollback"]),
     (("antiphon", "models", "shadow", "--sh"), ["--share"]),
