@@ -156,7 +156,8 @@ class Residency:
         self.states.start(head, found.shared, found.num_known, goes_on=found.from_host)
         has_states = self.states.plan(head, num_tokens)
         assert has_states, "a sequence that fits found no slots for its state"
-        self._note_first_run(head, builder.step, num_shared * self.block_size if found.from_host else start)
+        computed_elsewhere = found.from_host and not head.loads_stored
+        self._note_first_run(head, builder.step, num_shared * self.block_size if computed_elsewhere else start)
         builder.joined.append(head)
         builder.add(head, num_tokens)
         return num_tokens

@@ -104,6 +104,8 @@ class Sequence:
     """Name of the transfer by which the KV of the prompt is sent to another engine; empty if it is not sent."""
     num_saved_blocks: int = 0
     """Number of leading blocks that have been passed to that transfer."""
+    loads_stored: bool = False
+    """Whether its host blocks came from the tier below the KV cache: these count as cached."""
     num_stored_blocks: int = 0
     """Number of leading blocks that are stored below the KV cache (`kv.tier`), or have been passed on for that."""
     siblings: list["Sequence"] = field(default_factory=list["Sequence"])

@@ -300,6 +300,7 @@ class KvTransfers:
             first.num_host_tokens = load.num_skipped * self._block_size + num_tokens
             first.state = load.state
             self.pieces.states.park(first)
+            first.loads_stored = is_stored
             if is_stored:
                 self._tally.kv_tier_tokens += num_tokens
             else:

@@ -26,11 +26,14 @@ class Running:
     engine: Engine
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
+    cached: dict[str, int] = field(default_factory=dict)
+    """Tokens of each prompt that were not computed for it."""
 
     def take(self, report: StepReport) -> None:
         assert not report.refused, report.refused
         for outcome in report.outcomes:
             self.tokens.setdefault(outcome.sequence_id, []).extend(outcome.token_ids)
+            self.cached[outcome.sequence_id] = outcome.num_cached_tokens
             if outcome.finish_reason:
                 self.ended.add(outcome.sequence_id)
 

@@ -2,6 +2,9 @@
 
 import errno
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -205,3 +208,41 @@ def test_a_directory_without_room_for_a_segment_is_told_of(
     assert not put(store, b"large", np.zeros(MIB // 16, dtype=np.uint8))
     assert "--kv-disk-gb" in caplog.text
     assert not list(tmp_path.glob(f"*{DATA}"))
+
+
+WRITER = """
+import random, sys
+from pathlib import Path
+import numpy as np
+from antiphon.services.engine.kv.disk.store import Store
+from antiphon.services.engine.kv.pieces import checksum
+
+store, number = Store(Path(sys.argv[1]), 2**26), 0
+print("writes", flush=True)
+while True:
+    name = f"{sys.argv[2]} {number}".encode()
+    data = np.frombuffer(random.Random(name).randbytes(20_000), dtype=np.uint8)
+    store.append(name, data, 16, checksum(data))
+    number += 1
+"""
+
+
+def test_what_killed_engines_wrote_is_read(tmp_path: Path) -> None:
+    draw = random.Random(20)
+    for number in range(20):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writes\n"
+        time.sleep(draw.random() * 0.05)
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    store = Store(tmp_path, 64 * MIB)
+    found = 0
+    for number in range(20):
+        place = 0
+        while (name := f"{number} {place}".encode()) in store:
+            assert get(store, name) == random.Random(name).randbytes(20_000)
+            found, place = found + 1, place + 1
+    store.close()
+    assert found > 100
