@@ -1,10 +1,10 @@
 """Compares the engine's features on the GPU with those on the CPU: offline API, float32, a small model.
 
-    python -m bench.gpu.features MODEL_DIRECTORY [--device cuda]
+    python -m bench.gpu.features MODEL_DIRECTORY [--device cuda] [--cards 2]
 
 Every case is generated on the CPU by PyTorch's operations, then on the device with each set of options that must not
 change the text. Options that change the weights (quantization, an 8-bit cache) need only give complete and valid
-results.
+results. With `--cards`, the sets of options are those that divide the model over that many devices.
 """
 
 import argparse
@@ -66,6 +66,19 @@ CHANGED: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
 }
 LOGPROB_TOLERANCE = 2e-3
+
+
+def divided(num_cards: int) -> dict[str, dict[str, Any]]:
+    """Returns sets of options that divide a model over several devices and must not change the text."""
+    heads, layers = {"tensor_parallel_size": num_cards}, {"pipeline_parallel_size": num_cards}
+    return {
+        "heads": heads,
+        "heads without graphs": {**heads, "enforce_eager": True},
+        "heads, sums in order": {**heads, "deterministic": True},
+        "heads, adapter slots": {**heads, "enable_lora": True, "max_loras": 2},
+        "heads, PyTorch's operations": {**heads, "cuda_backend": "torch"},
+        "layers": layers,
+    }
 
 
 def generate(model: str, device: str, **options: Any) -> dict[str, Any]:
@@ -136,10 +149,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cards", type=int, default=1, help="number of devices that divide the model (1)")
     options = parser.parse_args()
     expected = generate(options.model, "cpu", cpu_backend="torch")
-    found = {name: attempt(options.model, options.device, flags, expected) for name, flags in EQUAL.items()}
-    found |= {name: attempt(options.model, options.device, flags, None) for name, flags in CHANGED.items()}
+    equal, changed = (EQUAL, CHANGED) if options.cards == 1 else (divided(options.cards), {})
+    found = {name: attempt(options.model, options.device, flags, expected) for name, flags in equal.items()}
+    found |= {name: attempt(options.model, options.device, flags, None) for name, flags in changed.items()}
     print(json.dumps({**found, "wrong": [name for name, each in found.items() if each]}))
 
 

@@ -129,8 +129,6 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
             )
         if settings.enable_mm:
             raise SettingsError("--cpu-backend=triton: the kernels compute without images; leave out --enable-mm")
-        if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
-            raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if has_family(read_config(model_dir)) and (reason := triton_cannot_serve(settings, model_dir)) is not None:
             raise SettingsError(f"--cpu-backend=triton: {reason}; leave it out")
         if not _interprets():
@@ -151,8 +149,6 @@ def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
         return "they compute without images"
-    if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
-        return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     return None

@@ -18,6 +18,7 @@ from torch import Tensor
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, GraphSize, HostStep
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers
 from antiphon.services.engine.kernels.splits import splits_of
+from antiphon.services.engine.parallel.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,30 @@ def captured(compute: Callable[[], object], pool: Any) -> tuple[Callable[[], Non
     """Captures a CUDA graph, see `Capture`."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Of this thread only: with several ranks, one of PyTorch's threads asks for NCCL's events at any time.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
     return graph.replay, graph.pool() if pool is None else pool
+
+
+def captured_by_all(ranks: Communicator, capture: Capture = captured) -> Capture:
+    """Returns the `Capture` of one of several ranks: if a rank fails, all raise RuntimeError.
+
+    Else the others would wait, in the next step, for a rank that has ended.
+    """
+
+    def by_all(compute: Callable[[], object], pool: Any) -> tuple[Callable[[], None], Any]:
+        found, failure = None, None
+        try:
+            found = capture(compute, pool)
+        except Exception as error:  # whatever it is, the other ranks are told first
+            failure = error
+        all_have = ranks.smallest(int(found is not None))
+        if found is None or not all_have:
+            raise RuntimeError("a graph of the decode steps was not captured on every rank") from failure
+        return found
+
+    return by_all
 
 
 class DecodeGraphs:

@@ -31,6 +31,7 @@ from antiphon.services.engine.backends.triton.decode_graphs import (
     DecodeGraphs,
     StepGraphs,
     captured,
+    captured_by_all,
     graph_sizes,
 )
 from antiphon.services.engine.backends.triton.device_blocks import DeviceBlocks
@@ -130,13 +131,13 @@ class TritonWorker:
             *(() if self._offload is None else (self._offload.take,)),
         )
         like = torch.empty(0, dtype=self._dtype, device=device)
-        tune_as_asked(settings, operations.products, largest_step(settings, self._description).num_tokens, like)
+        rows_max = largest_step(settings, self._description).num_tokens
+        tune_as_asked(settings, operations.products, rows_max, like, ranks)
         if self._offload is not None:
             weights = self._offload.finish(weights)
         self._weights_bytes = weights.nbytes
         self._slots: DeviceAdapters | None = None
         if settings.adapters.enable_lora:
-            assert ranks.shard.size == 1, "adapters are not divided among ranks"
             weights = self._with_adapters(settings, config, weights)
         self._model = Decoder(self._description, weights, operations)
         itemsizes = self._dtype.itemsize, self._cache_dtype.itemsize
@@ -237,7 +238,7 @@ class TritonWorker:
         """Makes the adapter slots and the library of adapters. Returns the weights with adapters in all layers."""
         num_slots, rank = settings.adapters.max_loras or 0, settings.adapters.max_lora_rank
         slots = self._slots = DeviceAdapters(self._description, num_slots, rank, weights.embedding)
-        self.adapters = make_library(settings, config, slots.prepare)
+        self.adapters = make_library(settings, config, slots.prepare, self._ranks.shard)
         size = slots_bytes(self._description, num_slots, rank, self._dtype.itemsize)
         logger.info("adapters: %d slots of rank %d take %.0f MiB on the device", num_slots, rank, size / 2**20)
         return slots.adapted(weights)
@@ -256,10 +257,8 @@ class TritonWorker:
         shape = num_groups(d), bounds.num_rows, aligned(-(-bounds.context // block_size))
         self._tables = torch.zeros(shape, dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
-        # The all-reduce between ranks is not captured.
-        captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
-        # Copies of weights are not captured either.
-        captures = captures and self._offload is None
+        # Copies of weights are not captured. Ranks decide alike, because they have the same settings.
+        captures = on_device and not settings.execution.enforce_eager and self._offload is None
         reach = Reach(settings.execution.max_seq_len_to_capture, bounds.context)
         backend = Backend(
             description=d,
@@ -277,7 +276,8 @@ class TritonWorker:
         self.memory = plan_measured(settings, backend)
         if captures:
             free_bytes, _ = torch.cuda.mem_get_info()
-            self._graphs = self._capture(reach, num_slots, captured)
+            alone = self._ranks.shard.size == 1
+            self._graphs = self._capture(reach, num_slots, captured if alone else captured_by_all(self._ranks))
             taken = free_bytes - torch.cuda.mem_get_info()[0]
             logger.info("the graphs take %.0f MiB, planned were %.0f", taken / 2**20, backend.kept_bytes / 2**20)
 
