@@ -2,7 +2,9 @@
 
 Every case is generated on the CPU by PyTorch's operations, then on the device with each set of options that must not
 change the text. Options that change the weights (quantization, an 8-bit cache) need only give complete and valid
-results.
+results. The part "two cards" has the sets of options that divide the model over two GPUs; it runs by itself only:
+
+    python -m bench.gpu.features "two cards"
 """
 
 import json
@@ -67,6 +69,16 @@ CHANGED: dict[str, dict[str, Any]] = {
 }
 LOGPROB_TOLERANCE = 2e-3
 
+
+DIVIDED: dict[str, dict[str, Any]] = {
+    "heads": {"tensor_parallel_size": 2},
+    "heads without graphs": {"tensor_parallel_size": 2, "enforce_eager": True},
+    "heads, sums in order": {"tensor_parallel_size": 2, "deterministic": True},
+    "heads, adapter slots": {"tensor_parallel_size": 2, "enable_lora": True, "max_loras": 2},
+    "heads, PyTorch's operations": {"tensor_parallel_size": 2, "cuda_backend": "torch"},
+    "layers": {"pipeline_parallel_size": 2},
+}
+"""Sets of options that divide a model over two devices and must not change the text."""
 
 TINY_CASES = ("greedy", "several", "choice")
 
@@ -149,7 +161,14 @@ def features(given: Given) -> Found:
     return {**found, "wrong": [name for name, each in found.items() if each]}
 
 
-PARTS = {"features": features}
+def two_cards(given: Given) -> Found:
+    """Returns the same for the sets of options that divide the model."""
+    expected = generate(given, "cpu", cpu_backend="torch")
+    found = {name: attempt(given, flags, expected) for name, flags in DIVIDED.items()}
+    return {**found, "wrong": [name for name, each in found.items() if each]}
+
+
+PARTS = {"features": features, "two cards": two_cards}
 
 if __name__ == "__main__":
     compute_parts(PARTS)

@@ -199,7 +199,7 @@ class ExecutionSettings(Settings, group="engine: execution"):
     )
     deterministic: bool = flag(
         False,
-        "start only if the tokens of a request cannot depend on other requests (the CPU backend; on one GPU slower "
+        "start only if the tokens of a request cannot depend on other requests (the CPU backend; on GPUs slower "
         "kernels with a fixed order of sums); a request that moves to another engine continues only on one with the "
         "same numerics",
     )

@@ -1,7 +1,9 @@
 """Models and what transformers makes of them, each once for the whole folder."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,17 @@ def reference(models: Models) -> Reference:
         return found
 
     return generate
+
+
+@pytest.fixture
+def kernels_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are threads may start kernels: the interpreter runs one at a time."""
+    from antiphon.services.engine.backends.triton.kernels import runtime
+
+    lock, start = threading.Lock(), runtime._start
+
+    def start_alone(*arguments: Any) -> None:
+        with lock:
+            start(*arguments)
+
+    monkeypatch.setattr(runtime, "_start", start_alone)

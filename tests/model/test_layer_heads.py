@@ -1,14 +1,11 @@
 """Models whose layers have different heads: their blocks travel; what they are not served with."""
 
 import itertools
-import threading
-from typing import Any
 
 import pytest
 import torch
 
 from antiphon.services.engine.backends.load import load_worker, triton_cannot_serve
-from antiphon.services.engine.backends.triton.kernels import runtime
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import work_kinds
 from antiphon.services.engine.backends.triton.worker import TritonWorker
 from antiphon.services.engine.core.plan import CoreLimits
@@ -53,15 +50,9 @@ def test_triton_makes_work_lists_for_each_window_and_heads(models: Models) -> No
 
 
 @pytest.mark.slow
-def test_ranks_divide_them_with_tritons_kernels(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, lock, start = models("gemma4 with layers that share keys"), threading.Lock(), runtime._start
-
-    def start_alone(*arguments: Any) -> None:
-        # The ranks are threads here, and the interpreter runs one kernel at a time.
-        with lock:
-            start(*arguments)
-
-    monkeypatch.setattr(runtime, "_start", start_alone)
+@pytest.mark.usefixtures("kernels_of_threads")
+def test_ranks_divide_them_with_tritons_kernels(models: Models) -> None:
+    directory = models("gemma4 with layers that share keys")
     limits, prompts = CoreLimits(max_num_seqs=2, max_num_batched_tokens=24), [make_prompt(5), make_prompt(30)]
     chosen = settings(directory, max_num_seqs=2)
     ranks = RankThreads(lambda ranks: TritonWorker(chosen, directory, torch.device("cpu"), ranks), 2, 1)

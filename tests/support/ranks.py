@@ -20,8 +20,8 @@ from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from antiphon.services.engine.executor import Executor
 from antiphon.services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
 from antiphon.services.engine.executor.image_parts import parts_of, without_embeddings
-from antiphon.services.engine.executor.rank import serve
-from antiphon.services.engine.parallel.communicator import Communicator
+from antiphon.services.engine.executor.rank import plans_of, serve
+from antiphon.services.engine.parallel.communicator import Communicator, Number
 from antiphon.services.engine.parallel.shard import Shard
 from antiphon.services.engine.worker.interface import ModelWorker
 
@@ -76,7 +76,7 @@ class ThreadCommunicator(Communicator):
     def smallest(self, number: int) -> int:
         return min(self._all.exchange(self.shard.rank, number))  # type: ignore[type-var, return-value]
 
-    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+    def smallest_of_each(self, numbers: NDArray[Number]) -> NDArray[Number]:
         every = self._all.exchange(self.shard.rank, numbers)
         return np.minimum.reduce(every)  # type: ignore[arg-type, no-any-return]
 
@@ -148,6 +148,10 @@ class RankThreads:
         _OPEN.discard(self)
         self._threads.shutdown()
 
+    def on_all(self, work: Callable[[ModelWorker], T]) -> list[T]:
+        """Returns what `work` returns for each rank's worker, at the same time."""
+        return self._on_all(lambda rank: work(self.workers[rank]), len(self.workers))
+
     def _on_all(self, work: Callable[[int], T], count: int) -> list[T]:
         futures = [self._threads.submit(self._guarded, work, rank) for rank in range(count)]
         return [future.result(TIMEOUT_S) for future in futures]
@@ -163,7 +167,7 @@ class RankThreads:
 
 
 class StagedRanks(RankThreads):
-    """A `PipelinedWorker` of ranks with several pipeline stages, which carry out commands as real ranks do (`serve`).
+    """A `PipelinedWorker` of ranks that have several plans in flight and carry out commands as real ranks do (`serve`).
 
     The first rank's worker runs on the caller's thread.
     """
@@ -176,9 +180,9 @@ class StagedRanks(RankThreads):
         for rank in range(1, len(self.workers)):
             ours, theirs = socket.socketpair()
             self._channels.append(Channel(ours))
-            executor, plans_max = Executor(self.workers[rank]), pp_size - self._shards[rank].pp_rank
+            executor = Executor(self.workers[rank])
             # A daemon: it waits for commands until the channel closes, or the process ends.
-            arguments = executor, Channel(theirs), plans_max
+            arguments = executor, Channel(theirs), plans_of(executor, self._shards[rank])
             threading.Thread(target=self._serve, args=arguments, daemon=True).start()
 
     def _serve(self, executor: Executor, channel: Channel, plans_max: int) -> None:
@@ -187,7 +191,7 @@ class StagedRanks(RankThreads):
 
     def takes_another(self) -> bool:
         """See PipelinedWorker."""
-        return True
+        return self._first.has_room()
 
     def launch(self, plan: StepPlan) -> None:
         """See PipelinedWorker."""

@@ -124,8 +124,6 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     if device.type == "cpu":
         if settings.execution.cpu_backend != "triton":
             return False
-        if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
-            raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if has_family(read_config(model_dir)) and (reason := triton_cannot_serve(settings, model_dir)) is not None:
             raise SettingsError(f"--cpu-backend=triton: {reason}; leave it out")
         if not _interprets():
@@ -142,8 +140,6 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
 
 def triton_cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     """Returns the reason why the Triton worker cannot run this model with these settings; None if it can."""
-    if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
-        return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     return None

@@ -92,6 +92,7 @@ class MultiprocExecutor(Executor):
                 for rank in started.ranks:
                     _check_loaded(rank, worker.facts())
             except BaseException:
+                worker.close()  # first, see `rank.load`
                 communicator.close()
                 raise
         logger.info("%d processes compute the model", len(started.ranks) + 1)

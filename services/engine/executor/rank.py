@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ from antiphon.shared.observability.logs import configure_logging
 
 if TYPE_CHECKING:
     from antiphon.services.engine.parallel.communicator import TorchCommunicator
+    from antiphon.services.engine.parallel.shard import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -66,25 +68,43 @@ class RankSettings(EngineSettings):
 def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelWorker, TorchCommunicator]":
     """Meets the other ranks. Returns a worker with this rank's part of the model, and the communicator."""
     # Imported here because a rank that still waits for another machine does not need torch yet.
+    import torch
+
     from antiphon.services.engine.backends.load import choose_device, load_worker
     from antiphon.services.engine.parallel.communicator import TorchCommunicator
     from antiphon.services.engine.parallel.shard import Shard
 
     shard = Shard.of_rank(rank, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
-    ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.execution.device).type == "cuda")
+    on_gpu = choose_device(settings.execution.device).type == "cuda"
+    device = torch.device("cuda", meeting.local_rank) if on_gpu else torch.device("cpu")
+    ranks = TorchCommunicator(shard, meeting, device, in_order=settings.execution.deterministic)
     try:
         return load_worker(settings, ranks), ranks
-    except BaseException:
+    except BaseException as error:
+        forget_worker(error)
         ranks.close()
         raise
+
+
+def forget_worker(error: BaseException | None) -> None:
+    """Frees what the functions that failed had: NCCL waits, when it ends, for the captured graphs that use it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def plans_of(executor: Executor, shard: "Shard") -> int:
+    """Returns how many plans a rank may have in flight, see `serve`."""
+    return shard.pp_size - shard.pp_rank if shard.pp_size > 1 else executor.max_in_flight
 
 
 def serve(executor: Executor, channel: Channel, plans_max: int) -> None:
     """Executes commands in order until the channel closes.
 
-    `plans_max`: how many plans this rank may have in flight, which is the number of pipeline stages from its own to the
-    last one. With this number in flight, it collects the oldest plan immediately: the last stage has computed that plan
-    by then, and earlier stages do not wait for it. Otherwise it collects when the first rank does.
+    `plans_max`: how many plans this rank may have in flight (`plans_of`): the number of pipeline stages from its own to
+    the last one or, with one stage, as many as the first rank has. With this number in flight, it collects the oldest
+    plan immediately: the last stage has computed that plan by then, and earlier stages do not wait for it; with one
+    stage, the first rank collects it too before it launches another. Otherwise it collects when the first rank does.
     """
     adapters = None if executor.adapters is None else AdapterReceiver(executor.adapters)
     embeddings, told_gpus = EmbeddingsReceiver(), resources.gpus()
@@ -168,7 +188,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
     try:
         channel.send(Loaded(facts.num_blocks, facts.configuration, facts.content, resources.gpus()))
         logger.info("rank %d is ready", settings.rank)
-        serve(executor, channel, ranks.shard.pp_size - ranks.shard.pp_rank)
+        serve(executor, channel, plans_of(executor, ranks.shard))
     except (RuntimeError, ChannelClosed) as error:
         logger.error("ended: %s", error)
         return AGAIN if settings.channel < 0 else FAILED

@@ -1,17 +1,18 @@
 """Exchanges tensors and numbers between the ranks that compute one model.
 
-On a CPU, sums add the ranks' parts in the order of the ranks, so that a row's sum does not depend on the other rows of
-the step. On GPUs NCCL adds them. Called by the workers, from the thread that computes.
+On a CPU, and with `--deterministic`, sums add the ranks' parts in the order of the ranks, so that a row's sum does not
+depend on the other rows of the step. Else NCCL adds them on GPUs. Called by the workers, from the thread that computes.
 """
 
 import contextlib
 import datetime
 import os
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ _LOOPBACK = "lo"
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that select the network interface of gloo and NCCL. Values set by the user are not changed."""
 _DESCRIPTORS = Path("/proc/self/fd")
+Number = TypeVar("Number", np.int8, np.float64)
 
 
 class Communicator:
@@ -53,7 +55,7 @@ class Communicator:
         """Returns the minimum of `number` over all ranks."""
         return number
 
-    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+    def smallest_of_each(self, numbers: NDArray[Number]) -> NDArray[Number]:
         """Returns the minimum of each element over all ranks."""
         return numbers
 
@@ -80,33 +82,43 @@ ALONE_RANK = Communicator()
 
 
 class TorchCommunicator(Communicator):
-    """A communicator over torch.distributed: gloo between CPUs, NCCL between GPUs."""
+    """A communicator over torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-    def __init__(self, shard: Shard, meeting: Meeting, on_gpu: bool) -> None:
-        """Waits until all ranks have joined. A meeting file must not exist before. Raises RuntimeError."""
-        self.shard, self._on_gpu = shard, on_gpu
+    A GPU has two communicators of NCCL: that of its stage, for sums, and that of all ranks, for hidden states on their
+    way to the next stage. Their operations have one order on each rank, in which no ranks can wait for each other even
+    if a GPU carries them out one by one (ADR 101): what a plan sends has arrived before an operation of the next plan
+    begins. The way back from the last stage would break that order: it goes through host memory, over gloo.
+    """
+
+    def __init__(self, shard: Shard, meeting: Meeting, device: torch.device, *, in_order: bool) -> None:
+        """Waits until all ranks have joined. A meeting file must not exist before. Raises RuntimeError.
+
+        `device`: where this rank computes. `in_order`: GPUs add in the order of the ranks too.
+        """
+        self.shard, self._in_order = shard, in_order or device.type == "cpu"
         self.local_rank, self.local_size = meeting.local_rank, meeting.local_size
+        self._on_device = device.type != "cpu"
         earlier = _sockets()
-        device = torch.device("cuda", meeting.local_rank) if on_gpu else torch.device("cpu")
         with _interface(meeting):
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                "cpu:gloo,cuda:nccl" if self._on_device else "gloo",
                 store=_store(meeting, shard.size),
                 rank=shard.rank,
                 world_size=shard.size,
                 timeout=_TIMEOUT,
-                device_id=device if on_gpu else None,
+                device_id=device if self._on_device else None,
             )
+            self._all = cast(dist.ProcessGroup, dist.group.WORLD)
             # Every rank must create all groups, in the same order.
-            stages = [self._group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
-            columns = [self._group(range(t, shard.size, shard.tp_size)) for t in range(shard.tp_size)]
+            stages = [_group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
+            columns = [_group(range(t, shard.size, shard.tp_size), backend="gloo") for t in range(shard.tp_size)]
+            self._stage, self._column = stages[shard.pp_rank], columns[shard.tp_rank]
             # NCCL connects a group, and reads the variables of the interface, in its first operation.
-            for group in (None, stages[shard.pp_rank], columns[shard.tp_rank]):
-                dist.all_reduce(torch.zeros(1, device=device), group=group)
+            for group, where in ((self._all, device), (self._stage, device), (self._column, "cpu")):
+                dist.all_reduce(torch.zeros(1, device=where), group=group)
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         """Tensors that are being sent to other stages."""
         self._connections = _sockets() - earlier
-        self._stage, self._column = stages[shard.pp_rank], columns[shard.tp_rank]
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
         self.stage = self if shard.pp_size > 1 else None
         self._last = (shard.pp_size - 1) * shard.tp_size + shard.tp_rank
@@ -115,7 +127,8 @@ class TorchCommunicator(Communicator):
         """See `Communicator`."""
         if self.shard.tp_size == 1:
             return x
-        if self._on_gpu:
+        self._in_turn()
+        if not self._in_order:
             dist.all_reduce(x, group=self._stage)
             return x
         x = x.contiguous()
@@ -129,38 +142,45 @@ class TorchCommunicator(Communicator):
     def smallest(self, number: int) -> int:
         """See `Communicator`."""
         box = torch.tensor([number])
-        dist.all_reduce(box, op=dist.ReduceOp.MIN)
+        dist.all_reduce(box, op=dist.ReduceOp.MIN, group=self._all)
         return int(box.item())
 
-    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+    def smallest_of_each(self, numbers: NDArray[Number]) -> NDArray[Number]:
         """See `Communicator`."""
         box = torch.from_numpy(numbers.copy())
-        dist.all_reduce(box, op=dist.ReduceOp.MIN)
+        dist.all_reduce(box, op=dist.ReduceOp.MIN, group=self._all)
         return box.numpy()
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
         """See `Communicator`."""
+        self._in_turn()
         hidden = torch.empty((num_tokens, like.shape[1]), dtype=like.dtype, device=like.device)
-        dist.recv(hidden, self.shard.rank - self.shard.tp_size)
+        dist.recv(hidden, self.shard.rank - self.shard.tp_size, group=self._all)
         return hidden
 
     def send(self, hidden: Tensor) -> None:
         """See `Communicator`."""
+        self._in_turn()
         hidden = hidden.contiguous()
-        self._keep(dist.isend(hidden, self.shard.rank + self.shard.tp_size), hidden)
+        self._keep(dist.isend(hidden, self.shard.rank + self.shard.tp_size, group=self._all), hidden)
 
     def from_last(self, hidden: Tensor) -> Tensor:
-        """See `Communicator`."""
+        """See `Communicator`. On a GPU, the last stage waits until it has computed `hidden`."""
         if self.shard.pp_size == 1:
             return hidden
-        hidden = hidden.contiguous()
-        work = dist.broadcast(hidden, self._last, group=self._column, async_op=True)
+        # Pinned, because a copy from other memory would wait for all that this stage has queued.
+        shared = (
+            hidden.contiguous().cpu()
+            if self.is_last
+            else torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
+        )
+        work = dist.broadcast(shared, self._last, group=self._column, async_op=True)
         if self.is_last:
-            self._keep(work, hidden)
-        else:
-            assert work is not None
-            work.wait()
-        return hidden
+            self._keep(work, shared)
+            return hidden
+        assert work is not None
+        work.wait()
+        return shared.to(hidden.device, non_blocking=True)
 
     def _keep(self, work: dist.Work | None, sent: Tensor) -> None:
         """Keeps a tensor until it has been sent.
@@ -172,12 +192,20 @@ class TorchCommunicator(Communicator):
         while len(self._sent) > self.shard.pp_size:
             self._sent.popleft()[0].wait()
 
+    def _in_turn(self) -> None:
+        """On a GPU, lets the device, not this thread, wait until what it sends has arrived (see the class)."""
+        while self._on_device and not self.is_last and self._sent:
+            self._sent.popleft()[0].wait()
+
     def hang_up(self) -> None:
         """Ends the connections to all other ranks: an operation that waits for one of them raises RuntimeError.
 
-        Used if a rank's machine no longer answers, which the operations would notice only after minutes. May be called
-        from any thread.
+        Used if a rank's machine no longer answers, which the operations would notice only after minutes, and those of a
+        captured graph never. On a GPU their kernels end, with wrong results. May be called from any thread.
         """
+        for group in (self._all, self._stage) if self._on_device else ():
+            # Each returns when its kernels have ended, which may be queued behind those of the other group.
+            threading.Thread(target=group.abort, name="abort", daemon=True).start()
         for descriptor, _ in self._connections & _sockets():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
                 connection.getpeername()  # gloo ends the process if its listening socket is shut down
@@ -187,10 +215,10 @@ class TorchCommunicator(Communicator):
         """Leaves the group of ranks."""
         dist.destroy_process_group()
 
-    @staticmethod
-    def _group(ranks: range) -> dist.ProcessGroup:
-        # Ranks outside of the group get a placeholder, which they never use.
-        return cast(dist.ProcessGroup, dist.new_group(list(ranks)))
+
+def _group(ranks: range, **options: Any) -> dist.ProcessGroup:
+    # Ranks outside of the group get a placeholder, which they never use.
+    return cast(dist.ProcessGroup, dist.new_group(list(ranks), **options))
 
 
 def _store(meeting: Meeting, size: int) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]

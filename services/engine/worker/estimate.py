@@ -156,7 +156,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
     if backend == "gpu":
         weights -= _offloaded_bytes(settings, d, weights, dtype)
-    captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
+    captures = backend == "gpu" and not settings.execution.enforce_eager and shard.pp_size == 1
     captures = captures and not settings.cache.cpu_offload_gb
     cached = padded_heads(d) if backend == "cpp" else d
     cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)

@@ -28,6 +28,8 @@ from antiphon.services.engine.backends.triton.operations import AdaptedLinear, T
 from antiphon.services.engine.core.plan import StepPlan
 from antiphon.services.engine.models.decoder import DecoderWeights, LayerWeights
 from antiphon.services.engine.models.description import DecoderDescription
+from antiphon.services.engine.models.layers.linear import Linear
+from antiphon.services.engine.parallel.linear import Summed
 from antiphon.services.engine.parallel.shard import Shard
 from antiphon.services.engine.worker.extras import make_library, serves_adapters
 from antiphon.shared.config import EngineSettings
@@ -54,12 +56,11 @@ class ServedAdapters:
         like: Tensor,
         shard: Shard,
     ) -> None:
-        """`like`: a tensor of the model's type on its device."""
+        """`description`: this rank's part of the model; `like`: a tensor of the model's type on its device."""
         self.num_slots = settings.adapters.num_lora_slots
         self._like = like
         self._slots: DeviceAdapters | None = None
         if settings.adapters.enable_lora:
-            assert shard.size == 1, "LoRA adapters are not divided among ranks"
             rank = settings.adapters.max_lora_rank
             self._slots = DeviceAdapters(description, self.num_slots, rank, like)
             size = slots_bytes(description, self.num_slots, rank, like.dtype.itemsize)
@@ -102,7 +103,10 @@ class DeviceAdapters:
     """The adapter slots of a model on its device. `step` says which rows of the current step use which slot."""
 
     def __init__(self, d: DecoderDescription, num_slots: int, rank: int, like: Tensor) -> None:
-        """`rank`: the largest rank of an adapter; `like`: a tensor of the model's type on its device."""
+        """`d`: this rank's part of the model; `rank`: the largest rank of an adapter.
+
+        `like`: a tensor of the model's type on its device.
+        """
         self.step = LoraStep()
         self._widths = part_widths(d)
         self._rank, self._dtype, self._pins = padded_rank(rank), like.dtype, like.device.type == "cuda"
@@ -133,18 +137,18 @@ class DeviceAdapters:
     def _layer(self, layer: LayerWeights, index: int) -> LayerWeights:
         mlp = layer.mlp
         if isinstance(mlp, TritonMlp):
-            up, down = (self._matrices[index, name] for name in ("up", "down"))
-            mlp = replace(mlp, up=AdaptedLinear(mlp.up, up, self.step), down=AdaptedLinear(mlp.down, down, self.step))
+            mlp = replace(mlp, up=self._linear(mlp.up, (index, "up")), down=self._linear(mlp.down, (index, "down")))
         layer = replace(layer, mlp=mlp)
         if (index, "qkv") not in self._matrices:
             # A layer with a recurrent state in place of attention.
             return layer
-        qkv, o = (self._matrices[index, name] for name in ("qkv", "o"))
-        return replace(
-            layer,
-            qkv=AdaptedLinear(layer.qkv, qkv, self.step),
-            o=AdaptedLinear(layer.o, o, self.step),
-        )
+        return replace(layer, qkv=self._linear(layer.qkv, (index, "qkv")), o=self._linear(layer.o, (index, "o")))
+
+    def _linear(self, linear: Linear, place: Place) -> Linear:
+        """Returns the layer with adapters. If the layer's results are summed over ranks, so are the LoRA products."""
+        if isinstance(linear, Summed):
+            return linear.around(lambda part: self._linear(part, place))
+        return AdaptedLinear(linear, self._matrices[place], self.step)
 
     def _laid_out(self, delta: Delta, widths: tuple[int, ...]) -> HostDelta:
         """Returns a delta with the ranks of each part at that part's positions, padded with zeros."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, HostStep
 from antiphon.services.engine.backends.triton.graph_sizes import GraphSize, decode_sizes, mixed_sizes
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads
+from antiphon.services.engine.parallel.communicator import Communicator
 from antiphon.services.engine.worker.capacity.graphs import GraphBounds
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,32 @@ class CudaCapture:
         """See `Capture`."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread only: with several ranks, one of PyTorch's threads asks for NCCL's events at any time.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             compute()
         self._pool = graph.pool()
         return graph.replay
+
+
+def captured_by_all(ranks: Communicator, capture: Capture | None = None) -> Capture:
+    """Returns the `Capture` of one of several ranks: if a rank fails, all raise RuntimeError.
+
+    Else the others would wait, in the next step, for a rank that has ended.
+    """
+    capture = capture or CudaCapture()
+
+    def by_all(compute: Callable[[], object]) -> Callable[[], None]:
+        replay, failure = None, None
+        try:
+            replay = capture(compute)
+        except Exception as error:  # whatever it is, the other ranks are told first
+            failure = error
+        all_have = ranks.smallest(int(replay is not None))
+        if replay is None or not all_have:
+            raise RuntimeError("a graph of the steps was not captured on every rank") from failure
+        return replay
+
+    return by_all
 
 
 class Graphs:

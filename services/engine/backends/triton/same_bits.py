@@ -2,8 +2,10 @@
 
 Each operation then has one form for all steps, in which the order of its sums follows from the model alone: `fixed`
 products of plain weights and `tiles` of quantized ones (`autotune.tuning.SAME_BITS`), the prefill kernel for the
-attention of all sequences (`Heads.one_form`), tiles of one size for experts (`mixed_experts`). Norms, rotations,
-recurrent states, adapters and sampling have one form anyway. It takes more time, most with long contexts of few
+attention of all sequences (`Heads.one_form`), tiles of one size for experts (`mixed_experts`). Several GPUs gather
+their parts of a sum and add them in the order of the ranks (`TorchCommunicator`), so that the bits depend on their
+number, which is part of the configuration. Norms, rotations, recurrent states, adapters and sampling have one form
+anyway. It takes more time, most with long contexts of few
 sequences, whose keys are not divided among programs. At the start the engine compares a sequence alone with the same
 one in a batch (`canary.measure.check_deterministic`).
 """
@@ -20,6 +22,4 @@ def variant_because(settings: EngineSettings, description: DecoderDescription) -
         return _LIBRARY
     if description.latent is not None:
         return f"{_LIBRARY}, and latent attention has no other products"
-    if settings.parallel.tensor_parallel_size > 1:
-        return "sums over several GPUs have the order that their library chooses"
     return ""

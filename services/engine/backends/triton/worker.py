@@ -36,7 +36,7 @@ from antiphon.services.engine.backends.triton.device_inputs import (
 )
 from antiphon.services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
 from antiphon.services.engine.backends.triton.graph_sizes import GraphSize
-from antiphon.services.engine.backends.triton.graphs import Capture, CudaCapture, StepGraphs
+from antiphon.services.engine.backends.triton.graphs import Capture, CudaCapture, StepGraphs, captured_by_all
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Integers, work_kinds
 from antiphon.services.engine.backends.triton.kernels.step_inputs import known_ids
 from antiphon.services.engine.backends.triton.operations import TritonOperations
@@ -123,7 +123,8 @@ class TritonWorker:
             *(() if self._offload is None else (self._offload.take,)),
         )
         like = torch.empty(0, dtype=self._dtype, device=device)
-        tune_as_asked(settings, operations.products, largest_step(settings, self._description).num_tokens, like)
+        rows_max = largest_step(settings, self._description).num_tokens
+        tune_as_asked(settings, operations.products, rows_max, like, ranks)
         if self._offload is not None:
             weights = self._offload.finish(weights)
         self._weights_bytes = weights.nbytes
@@ -241,10 +242,8 @@ class TritonWorker:
         shape = num_groups(d), bounds.num_rows, aligned(-(-bounds.context // block_size))
         self._tables = torch.zeros(shape, dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
-        # The all-reduce between ranks is not captured.
-        captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
-        # Copies of weights are not captured either.
-        captures = captures and self._offload is None
+        # Copies of weights are not captured. Ranks decide alike, because they have the same settings.
+        captures = on_device and not settings.execution.enforce_eager and self._offload is None
         captured = graph_bounds(settings, d, bounds)
         graph_bytes = graphs_bytes(d, captured, self._dtype.itemsize) if captures else 0
         backend = Backend(
@@ -263,7 +262,8 @@ class TritonWorker:
         self.memory = plan_measured(settings, backend)
         if captures:
             free_bytes, _ = torch.cuda.mem_get_info()
-            self._graphs = self._capture(captured, CudaCapture())
+            alone = self._ranks.shard.size == 1
+            self._graphs = self._capture(captured, CudaCapture() if alone else captured_by_all(self._ranks))
             taken = free_bytes - torch.cuda.mem_get_info()[0]
             logger.info("the graphs take %.0f MiB, planned were %.0f", taken / 2**20, graph_bytes / 2**20)
 

@@ -3,6 +3,7 @@
 On a GPU the products of every kind and shape that the model has are measured once, for 1, 2, 4, … rows up to the
 largest step; a step has the form of the next larger number that was measured. A form that is missing, fails or is wrong
 is left out, with a warning. The usual form stays unless another one is faster by more than what measurements differ by.
+Of several ranks the slowest one's times count, because all must compute the same bits from the weights that each has.
 Called by the worker when the weights are loaded, before it measures how much memory steps take.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from antiphon.services.engine.backends.triton.autotune.measuring import (
     rows_like,
     timer_of,
 )
+from antiphon.services.engine.parallel.communicator import ALONE_RANK, Communicator
 from antiphon.shared.config import EngineSettings
 from antiphon.shared.flags import SettingsError
 
@@ -52,7 +55,9 @@ def asked(text: str, device: torch.device) -> Asked:
     return Asked(measures=False, anew=False, pinned=pinned)
 
 
-def tune_as_asked(settings: EngineSettings, products: Products, rows_max: int, like: Tensor) -> None:
+def tune_as_asked(
+    settings: EngineSettings, products: Products, rows_max: int, like: Tensor, ranks: Communicator = ALONE_RANK
+) -> None:
     """Sets the choice of each product as the settings ask. `rows_max`: of the largest step; for `like` see `tune`."""
     wanted = asked(settings.execution.gpu_kernels, like.device)
     if settings.execution.deterministic:
@@ -60,7 +65,7 @@ def tune_as_asked(settings: EngineSettings, products: Products, rows_max: int, l
             raise SettingsError("--gpu-kernels: --deterministic names the kernels; leave one of the two out")
         wanted = Asked(measures=False, anew=False, pinned=SAME_BITS)
     kept = Kept(settings.execution.compile_cache, measured_with(like.device)) if wanted.measures else None
-    tune(products, rows_max, like, wanted, kept, timer_of(like.device))
+    tune(products, rows_max, like, wanted, kept, timer_of(like.device), ranks)
 
 
 def row_numbers(rows_max: int) -> list[int]:
@@ -68,7 +73,15 @@ def row_numbers(rows_max: int) -> list[int]:
     return [*(1 << power for power in range((rows_max - 1).bit_length())), rows_max]
 
 
-def tune(products: Products, rows_max: int, like: Tensor, wanted: Asked, kept: Kept | None, timer: Timer) -> None:
+def tune(
+    products: Products,
+    rows_max: int,
+    like: Tensor,
+    wanted: Asked,
+    kept: Kept | None,
+    timer: Timer,
+    ranks: Communicator = ALONE_RANK,
+) -> None:
     """Sets the choice of each product. `like` has the type and the device of rows. Forgets the weights."""
     for product in products.found.values():
         pinned = product.choice.forms.get(wanted.pinned.get(product.choice.kind, ""))
@@ -82,6 +95,9 @@ def tune(products: Products, rows_max: int, like: Tensor, wanted: Asked, kept: K
             for rows in numbers:
                 if rows not in times and (found := _measured(name, product, rows, like, timer, told)):
                     times[rows] = found
+        agreed = known if ranks.shard.size == 1 else _slowest(products, numbers, known, ranks)
+        for name, product in products.found.items():
+            times = agreed[name]
             product.choice.choose(numbers, [_fastest(product, rows, times.get(rows, {})) for rows in numbers])
         new = _count(known) - before
         if kept is not None and new:
@@ -91,6 +107,22 @@ def tune(products: Products, rows_max: int, like: Tensor, wanted: Asked, kept: K
     if like.device.type == "cuda":
         # What was measured with is the KV cache's now.
         torch.cuda.empty_cache()
+
+
+def _slowest(products: Products, numbers: Sequence[int], known: Measured, ranks: Communicator) -> Measured:
+    """Returns the time that the slowest rank takes for each form; None if a rank has none."""
+    keys = [
+        (name, rows, form.name)
+        for name, product in sorted(products.found.items())
+        for rows in numbers
+        for form in product.choice.candidates(rows)
+    ]
+    own = [known[name].get(rows, {}).get(form) for name, rows, form in keys]
+    slowest = -ranks.smallest_of_each(-np.array([np.inf if time is None else time for time in own]))
+    found: Measured = {}
+    for (name, rows, form), time in zip(keys, slowest.tolist(), strict=True):
+        found.setdefault(name, {}).setdefault(rows, {})[form] = None if time == np.inf else time
+    return found
 
 
 def _count(measured: Measured) -> int:

@@ -19,7 +19,10 @@ from antiphon.services.engine.backends.triton.autotune.measuring import Timer, c
 from antiphon.services.engine.backends.triton.autotune.tuning import Asked, asked, row_numbers, tune
 from antiphon.services.engine.backends.triton.kernels.products.quantized import few_rows
 from antiphon.services.engine.backends.triton.kernels.products.weights import kernel_weight
+from antiphon.services.engine.parallel.communicator import Communicator
 from antiphon.shared.settings.allowed_values import GPU_KERNEL_FORMS, GPU_KERNELS
+from tests.support.ranks import RankThreads
+from tests.unit.engine.backends.triton.test_graphs import Idle
 from tests.unit.engine.backends.triton.test_quantized import KINDS, draw
 
 CPU = torch.device("cpu")
@@ -157,6 +160,26 @@ def test_the_fastest_form_is_taken_for_each_number_of_rows(caplog: pytest.LogCap
     assert names(choice, (1, 2, 3, 8, 16, 17, 70)) == ["skinny", "skinny", *["library"] * 5]
     assert "float32 24 x 40: skinny up to 2, library up to 70" in caplog.text
     assert not products.found, "the weights are forgotten"
+
+
+def test_ranks_choose_what_is_the_fastest_on_the_slowest_of_them() -> None:
+    # On one rank the kernel is faster, on the other the library, by less; a form failed there for 4 rows.
+    def other(name: str, rows: int) -> float:
+        if rows == 4 and name == "skinny":
+            raise RuntimeError("it failed")
+        return 3.0 if name == "library" else 9.0
+
+    clocks = [Clock(lambda name, _: 2.0 if name == "library" else 1.0), Clock(other)]
+    chosen = dict[int, list[str]]()
+
+    def make(ranks: Communicator) -> Idle:
+        products, choice = plain_products()
+        tune(products, 16, LIKE, MEASURE, None, clocks[ranks.shard.rank], ranks)
+        chosen[ranks.shard.rank] = names(choice, [1, 2, 4, 8, 16])
+        return Idle()
+
+    RankThreads(make, 2, 1).close()
+    assert chosen == {rank: ["library"] * 5 for rank in (0, 1)}
 
 
 def test_a_form_that_is_hardly_faster_does_not_replace_the_usual_one() -> None:

@@ -1,5 +1,6 @@
 """What captured graphs have room for, and what they take."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,32 @@ from hypothesis import strategies as st
 
 from antiphon.services.engine.backends.triton.device_inputs import DeviceStep, HostStep, empty_step
 from antiphon.services.engine.backends.triton.graph_sizes import GraphSize, mixed_sizes
-from antiphon.services.engine.backends.triton.graphs import Graphs
+from antiphon.services.engine.backends.triton.graphs import Capture, Graphs, captured_by_all
 from antiphon.services.engine.backends.triton.kernels.attention.attention_work import Heads, Sequences, plan_work
 from antiphon.services.engine.backends.triton.kernels.runtime import Multiprocessor
 from antiphon.services.engine.backends.triton.staging import Staging
+from antiphon.services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from antiphon.services.engine.kernels.splits import LONG_SPLIT, SHORT_SPLITS, SPLIT_TOKENS, split_tokens, splits_of
 from antiphon.services.engine.models.description import LatentAttention
+from antiphon.services.engine.parallel.communicator import Communicator
 from antiphon.services.engine.worker.capacity.graphs import GraphBounds, Reach, graphs_bytes, partial_bytes
 from antiphon.services.engine.worker.loading.model_files import describe_model
+from tests.support.ranks import RankThreads
 
 SHORT = SHORT_SPLITS * SPLIT_TOKENS
+
+
+class Idle:
+    """A worker that computes nothing."""
+
+    def facts(self) -> EngineFacts:
+        raise NotImplementedError
+
+    def run(self, plan: StepPlan) -> StepResult:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
 
 
 def test_splits_are_short_at_first_and_long_behind() -> None:
@@ -180,3 +197,33 @@ def test_the_registers_and_the_memory_of_a_program_tell_how_many_run_at_once(
 ) -> None:
     hopper = Multiprocessor(registers=65_536, shared=228 * 1024, threads=2048)
     assert hopper.programs(*cost) == programs
+
+
+def test_ranks_capture_all_or_nothing() -> None:
+    def nothing(_: Callable[[], object]) -> Callable[[], None]:
+        return lambda: None
+
+    def failing(_: Callable[[], object]) -> Callable[[], None]:
+        raise torch.OutOfMemoryError("none is left")
+
+    def told(captures: list[Capture]) -> list[RuntimeError | None]:
+        found = dict[int, RuntimeError | None]()
+
+        def make(ranks: Communicator) -> Idle:
+            found[ranks.shard.rank] = None
+            try:
+                captured_by_all(ranks, captures[ranks.shard.rank])(lambda: None)
+            except RuntimeError as error:
+                found[ranks.shard.rank] = error
+            return Idle()
+
+        RankThreads(make, 2, 1).close()
+        return [found[0], found[1]]
+
+    assert told([nothing, nothing]) == [None, None]
+    first, second = told([nothing, failing])
+    assert str(first) == str(second) == "a graph of the steps was not captured on every rank"
+    assert first is not None
+    assert first.__cause__ is None
+    assert second is not None
+    assert isinstance(second.__cause__, torch.OutOfMemoryError)
