@@ -157,7 +157,8 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
     reach = Reach(settings.execution.max_seq_len_to_capture, context)
     if backend == "gpu":
         weights -= _offloaded_bytes(settings, d, weights, dtype)
-    captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
+    # Pipeline stages compute with PyTorch's operations.
+    captures = backend == "gpu" and not settings.execution.enforce_eager and shard.pp_size == 1
     captures = captures and not settings.cache.cpu_offload_gb
     cached = padded_heads(d) if backend == "cpp" else d
     cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
