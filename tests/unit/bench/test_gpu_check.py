@@ -168,8 +168,9 @@ def test_a_part_that_raises_ends_its_process(
 def test_every_part_is_one_of_its_module() -> None:
     modules = {part.module for part in PARTS}
     known = {(name, module) for module in modules for name in importlib.import_module(module).PARTS}
-    assert {(part.name, part.module) for part in PARTS} == known
-    assert len(PARTS) == len(known)
+    # That for two GPUs is run by hand.
+    assert {(part.name, part.module) for part in PARTS} == known - {("two cards", "bench.gpu.features")}
+    assert len(PARTS) == len(known) - 1
 
 
 @pytest.mark.parametrize(

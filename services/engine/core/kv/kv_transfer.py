@@ -130,6 +130,8 @@ class KvTransfers:
         self._pool, self._swap = pool, swap
         self._prefix_cache, self.pieces, self._windows = prefix_cache, pieces, windows
         self._tally = tally
+        self._has_ending = bool(pieces.states or windows)
+        """Whether the blocks are of use only with what comes after all of them: columns, or a recurrent state."""
         self._loads: dict[str, _Load] = {}
         self._saved: Counter[int] = Counter()
         """Number of references that the other half holds to each block of the pool."""
@@ -256,11 +258,6 @@ class KvTransfers:
         if self._has_ending:
             return self.pieces.boundary(sequence.num_tokens, self._block_size)
         return sequence.num_tokens - 1
-
-    @property
-    def _has_ending(self) -> bool:
-        """Whether the blocks are of use only with what comes after all of them: columns, or a recurrent state."""
-        return bool(self.pieces.states or self._windows)
 
     def _window_names(self, names: list[bytes]) -> list[bytes]:
         return [name for each in names for name in self._windows.names(each)]
