@@ -31,7 +31,7 @@ from bench.limits_of_machine import processes
 
 VOCABULARY = range(1000, 20_000)
 GOALS = {"restart": 0.1, "killed": 0.25, "cost": 0.97}
-KILLED_TOKENS, COST_TOKENS = 60, 40
+KILLED_TOKENS, COST_TOKENS = 300, 40
 
 
 @dataclass
@@ -93,7 +93,7 @@ def restart(options: argparse.Namespace, directory: str) -> dict[str, float]:
 def killed(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     """Returns the 99th percentile of the streams' longest pauses, with the disk and without."""
     prompts = [_prompt(number, options.length) for number in range(options.streams)]
-    flags = ("--engines=2", "--kv-cache-memory-gb=1.5", "--max-model-len=4096", f"--max-num-seqs={options.streams}")
+    flags = ("--engines=2", "--kv-cache-memory-gb=4", "--max-model-len=4096", f"--max-num-seqs={options.streams}")
     pauses, right, differing = dict[str, float](), list[list[int]](), 0
     for name, path in (("with", directory), ("without", None)):
         with serving(options, path, *flags) as server:
@@ -142,7 +142,7 @@ async def _all(
         if kill is not None:
             await asyncio.gather(*(stream.runs.wait() for stream in streams))
             family = processes.tree(kill.process.pid)
-            engines = [each.pid for each in family if "antiphon.services.engine" in each.command]
+            engines = [each.pid for each in family if "-m antiphon.services.engine --" in each.command]
             os.kill(engines[0], signal.SIGKILL)
         await asyncio.gather(*tasks)
     return streams

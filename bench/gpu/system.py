@@ -190,9 +190,8 @@ def answers(serving: Serving, work: list[dict[str, Any]], kill_after_s: float | 
         found = [pool.submit(ask, serving, body) for body in work]
         if kill_after_s is not None:
             time.sleep(kill_after_s)
-            engines = [
-                each for each in processes.tree(serving.process.pid) if "antiphon.services.engine" in each.command
-            ]
+            family = processes.tree(serving.process.pid)
+            engines = [each for each in family if "-m antiphon.services.engine --" in each.command]
             os.kill(engines[0].pid, signal.SIGKILL)
         return [each.result() for each in found]
 
