@@ -74,6 +74,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         drafting=st.sampled_from(["text", "text", "layer", "both"]),
         windowed=st.sampled_from([0, 0, 1, 1, 2]),
         window=st.integers(1, 12),
+        tier=st.sampled_from([0, 0, 2, 8]),
     )
     def start(
         self,
@@ -99,6 +100,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         drafting: str,
         windowed: int,
         window: int,
+        tier: int,
     ) -> None:
         """Begins with `crowd`: sequences that want much, by family and length of the prompt.
 
@@ -106,6 +108,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         `spare_states`: slots of recurrent states besides those that the rows need; None: there are no states.
         `interval`: blocks from one snapshot of a state to the next. `drafting`: where draft tokens come from.
         `windowed`: number of groups of layers whose blocks are freed behind `window` tokens.
+        `tier`: tokens from which on blocks are stored below the KV cache; 0: there is no tier.
         """
         # long: one parameter for each thing that engines may have
         prompts = prompts if chunked else None
@@ -144,6 +147,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
         # A worker takes no plan ahead if a sequence may wait.
         self.worker = ModelWorker(self.facts, max_num_seqs, waits if self.depth == 1 or num_stages > 1 else 0.0)
         self.transfers = Transfers(self.worker)
+        if tier and caching:
+            self.core.tier.stored, self.core.tier.tokens_min = self.transfers.stored, tier
         self.live: dict[str, Known] = {}
         self.salts: dict[str, bytes] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
@@ -295,6 +300,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
 
     def enter(self, spec: SequenceSpec, forked: str | None) -> None:
         prompt, output = spec.prompt_token_ids, spec.output_token_ids
+        if self.core.tier.stored is not None and len(self.salts) % 2:
+            self.transfers.store(self.core, (*prompt, *output), spec.cache_salt)
         try:
             if forked is None:
                 self.core.add(spec)
@@ -489,6 +496,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "copied": self.num_copies,
                 "loaded": self.transfers.num_loaded,
                 "saved": counters.kv_saved_tokens,
+                "from the tier": self.transfers.num_from_tier,
                 "beams preempted": self.num_beams_preempted,
                 "waited for a mask": self.worker.num_waited,
                 "right guesses": counters.accepted_tokens,

@@ -43,6 +43,7 @@ def crowded(draw: random.Random, kind: str) -> EngineCoreMachine:
         drafting=draw.choice(["text", "text", "layer", "both"]),
         windowed=draw.randint(1, 3) if kind == "windows" else 0,
         window=draw.randint(1, 10),
+        tier=draw.choice([0, 2, 8]),
     )
     return machine
 
@@ -101,7 +102,7 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
         machine.teardown()
         seen += machine.seen()
     wanted = ["preempted", "idle ones preempted", "beams preempted", "right guesses", "wrong guesses", "saved"]
-    wanted += ["waited for a mask"]
+    wanted += ["waited for a mask", "from the tier"]
     wanted += ["swapped in", "loaded"] + (["states read", "snapshots used"] if kind == "states" else ["copied"])
     wanted += ["steps beyond a window", "windows reused"] if kind == "windows" else []
     assert min(seen[what] for what in wanted) > 0, seen

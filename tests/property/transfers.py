@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from antiphon.services.engine.core.core import Core
-from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave, KvStore
+from antiphon.shared.blocks import chain_hashes, split_hashes
+from antiphon.shared.codec import pack_ids
 from tests.property.engine_worker import ModelWorker, Row
 
 
@@ -14,8 +16,11 @@ class Transfers:
     worker: ModelWorker
     loads: list[tuple[KvLoad, dict[bytes, list[object]]]] = field(default_factory=list)
     """With the content of each block that the load brings, by its name."""
-    saves: list[tuple[KvSave, list[object]]] = field(default_factory=list)
+    saves: list[tuple[KvSave | KvStore, list[object]]] = field(default_factory=list)
+    stored: dict[bytes, list[object]] = field(default_factory=dict)
+    """What the tier below the KV cache has, by name."""
     num_loaded: int = 0
+    num_from_tier: int = 0
 
     @property
     def busy(self) -> bool:
@@ -24,33 +29,61 @@ class Transfers:
     def take(self, core: Core, salts: dict[str, bytes]) -> None:
         meta = core.transfers.plan_meta()
         for load in meta.loads:
-            self.loads.append((load, content_of_load(core, load, salts)))
-        for save in meta.saves:
+            content = content_of_load(core, load, salts)
+            if not load.address:
+                found = {name: self.stored[name] for name in load.hashes}
+                right = [content[name] == found[name] for name in load.hashes if content and name in content]
+                assert all(right), "other content is stored under a name"
+                content = found
+            self.loads.append((load, content))
+        for save in (*meta.saves, *meta.stores):
             self.saves.append((save, self.content_of(save)))
         assert set(meta.cancelled) <= {load.transfer_id for load, _ in self.loads}
+
+    def store(self, core: Core, tokens: tuple[int, ...], salt: bytes) -> None:
+        """Puts the blocks of tokens into the tier, as another engine would have done."""
+        size, row = core.facts.block_size, Row("", salt)
+        row.append(tokens)
+        for index, name in enumerate(split_hashes(chain_hashes(pack_ids(tokens), size, salt))):
+            prefixes = row.prefixes[index * size : (index + 1) * size]
+            self.stored[name] = list(prefixes)
+            for group, own in enumerate(core.windows.names(name)):
+                self.stored[own] = [(group, prefix) for prefix in prefixes]
+            for piece in core.transfers.pieces.names(name):
+                self.stored[piece] = [prefixes[-1]] * size
 
     def end(self, pick: int, share: float) -> KvLoaded | KvReleased:
         number = pick % (len(self.loads) + len(self.saves))
         if number >= len(self.loads):
             save, content = self.saves.pop(number - len(self.loads))
             assert self.content_of(save) == content, "a block changed while another engine reads it"
+            if isinstance(save, KvStore) and share > 0:
+                size = self.worker.facts.block_size
+                for place, name in enumerate(save.hashes):
+                    self.stored[name] = content[place * size : (place + 1) * size]
             return KvReleased(save.block_ids)
         load, content = self.loads.pop(number)
         count = int(share * len(load.host_blocks))
         for block, name in zip(load.host_blocks[:count], load.hashes, strict=False):
             if block < self.worker.facts.num_host_blocks:
                 self.worker.host[block] = dict(enumerate(content.get(name, ())))
+            elif not load.address:
+                [state] = set(content[name])
+                assert isinstance(state, int)
+                self.worker.states[self.slot_of(block, self.worker.facts.num_host_blocks)] = state
             elif content:
                 last = content[load.hashes[-(-load.num_tokens // self.worker.facts.block_size) - 1]][-1]
                 assert isinstance(last, int)
                 self.worker.states[self.slot_of(block, self.worker.facts.num_host_blocks)] = last
         self.num_loaded += count
+        self.num_from_tier += 0 if load.address else count
         return KvLoaded(load.transfer_id, count)
 
-    def content_of(self, save: KvSave) -> list[object]:
+    def content_of(self, save: KvSave | KvStore) -> list[object]:
         """The prefixes in the blocks of a save."""
         size = self.worker.facts.block_size
-        counts = [size] * (len(save.block_ids) - 1) + [save.num_tokens_in_last]
+        last = save.num_tokens_in_last if isinstance(save, KvSave) else size
+        counts = [size] * (len(save.block_ids) - 1) + [last]
         num_blocks = self.worker.facts.num_blocks
         return [
             self.worker.kv[block, offset] if block < num_blocks else self.worker.states[self.slot_of(block, num_blocks)]

@@ -34,6 +34,7 @@ class KvTier:
         self._pieces, self._tally = transfers.pieces, tally
         self.stored: Container[bytes] | None = None
         """The names that can be loaded; None: there is no tier. May change at any time."""
+        self.tokens_min = limits.KV_TIER_TOKENS_MIN
 
     def load(self, sequence: Sequence) -> bool:
         """Starts to wait for what is stored of a new sequence. Returns False if it should be queued at once."""
@@ -41,7 +42,7 @@ class KvTier:
             return False
         num_hits = self._transfers.num_hits(sequence)
         end = self._num_stored(sequence, num_hits)
-        if (end - num_hits) * self._block_size < limits.KV_TIER_TOKENS_MIN:
+        if (end - num_hits) * self._block_size < self.tokens_min:
             return False
         name = f"tier {sequence.block_hashes[end - 1].hex()} {num_hits}"
         return self._transfers.begin_stored(sequence, name, num_hits, end)
@@ -72,7 +73,7 @@ class KvTier:
     def _takes_part(self, sequence: Sequence) -> bool:
         """Whether KV of a sequence is loaded and stored: not of a short one, which is computed in the same time."""
         travels = self._pieces.count > 0 or not self._pieces.states
-        is_long = sequence.num_tokens > limits.KV_TIER_TOKENS_MIN
+        is_long = sequence.num_tokens > self.tokens_min
         return travels and is_long and sequence.reuses_kv and not sequence.canary
 
     def _num_stored(self, sequence: Sequence, num_hits: int) -> int:
