@@ -81,10 +81,6 @@ class EngineCounters(msgspec.Struct, array_like=True, kw_only=True):
     """Ended KV transfers from other engines for which at least one sequence still waited at the end."""
     kv_failed_loads: Annotated[int, Metric("antiphon:engine_kv_failed_loads", "Transfers that brought too little")] = 0
     """Transfers that delivered only a part of the requested KV, or were not started for lack of host memory."""
-    kv_tier_tokens: Annotated[int, Metric("antiphon:engine_kv_tier_tokens", "Tokens whose KV came from the disk")] = 0
-    kv_stored_tokens: Annotated[
-        int, Metric("antiphon:engine_kv_stored_tokens", "Tokens whose KV was passed on to be written to the disk")
-    ] = 0
     generation_tokens: Annotated[int, Metric("antiphon:engine_generation_tokens", "Tokens generated")] = 0
     accepted_by_position: Annotated[
         tuple[int, ...],
@@ -93,3 +89,7 @@ class EngineCounters(msgspec.Struct, array_like=True, kw_only=True):
     """How many draft tokens were accepted at each position of a draft."""
     swap_refusals: Annotated[int, Metric("antiphon:engine_swap_refusals", "Preempted without room in host memory")] = 0
     """Preempted sequences that are computed again because the host had no blocks for them (`--swap-space`)."""
+    kv_tier_tokens: Annotated[int, Metric("antiphon:engine_kv_tier_tokens", "Tokens whose KV came from the disk")] = 0
+    kv_stored_tokens: Annotated[
+        int, Metric("antiphon:engine_kv_stored_tokens", "Tokens whose KV was passed on to be written to the disk")
+    ] = 0

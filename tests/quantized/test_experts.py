@@ -163,8 +163,8 @@ def test_the_kernels_for_gpus_multiply_packed_experts(
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     assert engine.generate([prompt], params) == [greedy_reference(plain, prompt, 2)]
     mlp = triton_mlp(engine)
-    assert isinstance(mlp.gate_up, PackedExperts)
-    assert isinstance(mlp.down, PackedExperts)
+    assert isinstance(mlp.weights.gate_up, PackedExperts)
+    assert isinstance(mlp.weights.down, PackedExperts)
 
 
 def test_the_kernels_for_gpus_say_which_experts_they_make_plain(
@@ -174,7 +174,7 @@ def test_the_kernels_for_gpus_say_which_experts_they_make_plain(
     with caplog.at_level(logging.WARNING):
         engine = Engine(models["mixtral"], LIMITS, "triton", quantization="ifq_w8a8")
     assert caplog.text.count("the Triton kernels multiply no experts of this format") == 1
-    assert isinstance(triton_mlp(engine).gate_up, torch.Tensor)
+    assert isinstance(triton_mlp(engine).weights.gate_up, torch.Tensor)
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     assert len(engine.generate([prompt], params)[0]) == 1
 
