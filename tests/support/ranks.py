@@ -4,9 +4,10 @@
 `StagedRanks` has several plans in flight.
 """
 
+import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
@@ -220,3 +221,16 @@ class StagedRanks(RankThreads):
         for channel in self._channels:
             channel.close()
         super().end_threads()
+
+
+def results_ahead(executor: Executor, num_plans: int, draw: random.Random) -> Iterator[StepResult]:
+    """Yields the results of empty plans, of which now and then as many are in flight as the executor has room for."""
+    launched = collected = 0
+    while collected < num_plans:
+        has_room = executor.has_room() and launched < num_plans
+        if has_room and (executor.num_in_flight == 0 or draw.random() < 0.7):
+            launched += 1
+            executor.launch(StepPlan(step=launched))
+        elif executor.num_in_flight:
+            collected += 1
+            yield executor.collect()

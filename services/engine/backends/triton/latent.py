@@ -85,8 +85,8 @@ class TritonLatentAttention:
         values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
         work: DeviceWork = step.attention[layer]
         sizes = Pieces(latent=shape, heads=self._num_heads, itemsize=qkv.dtype.itemsize, num_tokens=len(qkv))
-        # Steps of few queries have no pieces. Captured graphs keep their memory.
-        sizes = replace(sizes, least=1) if work.many is None and work.expanded is None else sizes
+        # Without pieces no more is needed than for these tokens. Captured graphs, which have none, keep their memory.
+        sizes = replace(sizes, least=1) if work.expanded is None else sizes
         memory = _Memory(sizes.num_bytes, qkv)
         if work.few is not None or work.many is not None:
             tokens = (0, len(qkv)) if work.expanded is None else work.expanded.others

@@ -13,9 +13,9 @@ import hashlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -106,17 +106,22 @@ class DiskTier:
             self._release(order.block_ids)
 
     def _write_all(self) -> None:
-        data = np.empty(self.block_bytes, dtype=np.uint8)
+        data, refresh_at = np.empty(self.block_bytes, dtype=np.uint8), 0.0
         while True:
+            if time.monotonic() >= refresh_at:
+                self.store.refresh()
+                refresh_at = time.monotonic() + _REFRESH_S
             try:
                 order = self._orders.get(timeout=_REFRESH_S)
             except queue.Empty:
-                self.store.refresh()
                 continue
             if order is None:
                 return
             for name, block in zip(order.hashes, order.block_ids, strict=True):
-                self._write(name, block, data)
+                try:
+                    self._write(name, block, data)
+                except Exception:  # for any error, because the engine waits for blocks that are not given back
+                    logger.exception("a block of KV is not written to the disk")
             with self._lock:
                 self._num_held -= len(order.block_ids)
 
@@ -191,6 +196,5 @@ class DiskTier:
         self._orders.put(None)
         self._writer.join(limits.KV_SILENCE_S)
         self._readers.shutdown(wait=False, cancel_futures=True)
-        with suppress(RuntimeError):
-            if not self._writer.is_alive():
-                self.store.close()
+        if not self._writer.is_alive():
+            self.store.close()

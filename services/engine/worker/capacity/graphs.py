@@ -90,7 +90,9 @@ def partial_bytes(d: DecoderDescription, bounds: GraphBounds) -> int:
         width = layer.head_dim if layer.latent is None else layer.latent.rank
         return bounds.reach.max_items(bounds.num_seqs, each) * layer.num_heads * (width + 2) * 4
 
-    return max(of(d.of_layer(layer)) for layer in range(d.num_layers)) * bounds.max_queries
+    # The kernel has variants for numbers of queries that are powers of two.
+    most_queries = 1 << (bounds.max_queries - 1).bit_length()
+    return max(of(d.of_layer(layer)) for layer in range(d.num_layers)) * most_queries
 
 
 def graphs_bytes(d: DecoderDescription, bounds: GraphBounds, itemsize: int) -> int:

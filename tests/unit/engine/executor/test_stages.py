@@ -13,7 +13,7 @@ from antiphon.services.engine.executor import Executor
 from antiphon.services.engine.executor.rank import forget_worker
 from antiphon.services.engine.parallel.communicator import Communicator
 from antiphon.shared.errors import ServiceError
-from tests.support.ranks import StagedRanks
+from tests.support.ranks import StagedRanks, results_ahead
 
 
 class Stage:
@@ -58,14 +58,8 @@ def test_each_plan_passes_all_stages_whatever_the_number_in_flight(tp_size: int,
     ranks = StagedRanks(lambda communicator: Stage(communicator, pp_size), tp_size, pp_size)
     executor = Executor(ranks)
     assert executor.max_in_flight == pp_size
-    launched = collected = 0
-    while collected < 40:
-        if executor.has_room() and launched < 40 and (executor.num_in_flight == 0 or draw.random() < 0.7):
-            launched += 1
-            executor.launch(StepPlan(step=launched))
-        elif executor.num_in_flight:
-            collected += 1
-            assert executor.collect() == StepResult(step=collected, token_ids=((collected + pp_size,),))
+    for number, result in enumerate(results_ahead(executor, 40, draw), 1):
+        assert result == StepResult(step=number, token_ids=((number + pp_size,),))
     assert ranks.most_in_flight == pp_size
     executor.close()
 

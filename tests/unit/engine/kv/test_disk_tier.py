@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.services.engine.core.kv.kv_transfer import KvStore
 from antiphon.services.engine.kv.disk import tier as tier_module
 from antiphon.services.engine.kv.disk.segment import DATA, INDEX, SystemFiles
 from antiphon.shared import limits
@@ -210,3 +211,40 @@ def test_a_directory_that_cannot_be_used_is_told_of(model: Path, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"--kv-disk-path: .* cannot be used"), with_disk(model, tmp_path / "file"):
         pass
+
+
+def test_a_writer_without_rest_still_finds_what_others_write(model: Path, tmp_path: Path) -> None:
+    with with_disk(model, tmp_path) as one, with_disk(model, tmp_path) as other:
+        right = answer(one, "right")
+        written(one)
+        tier, given_back = other.engine.connector.tier, list[int]()  # type: ignore[union-attr]
+        assert tier is not None
+        tier._release = given_back.extend
+        name, deadline = next(iter(one.engine.connector.tier.store._places)), time.monotonic() + END_S  # type: ignore[union-attr]
+        while name not in tier:
+            # Orders that leave it no time, of a block that nobody computes.
+            assert time.monotonic() < deadline
+            tier.take(KvStore((b"busy",), (0,)))
+            time.sleep(0.001)
+        tier._release = other.engine.connector._release  # type: ignore[union-attr]
+        assert answer(other, "again") == right
+
+
+def test_a_block_that_cannot_be_copied_is_given_back(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> int:
+        raise RuntimeError("no memory")
+
+    with with_disk(model, tmp_path) as running:
+        monkeypatch.setattr(running.engine.connector.tier, "_copy_out", fails)  # type: ignore[union-attr]
+        answer(running, "right")
+        running.idle()
+        monkeypatch.undo()
+        monkeypatch.setattr(limits, "KV_TIER_TOKENS_MIN", 32)
+        right = answer(running, "other", PROMPT[1:])
+        written(running)
+    assert "a block of KV is not written to the disk" in caplog.text
+    with with_disk(model, tmp_path) as again:
+        assert answer(again, "other", PROMPT[1:]) == right
+        assert loaded(again) == 96

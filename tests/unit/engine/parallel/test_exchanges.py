@@ -12,7 +12,7 @@ from antiphon.services.engine.executor import Executor
 from antiphon.services.engine.parallel import communicator
 from antiphon.services.engine.parallel.communicator import Communicator, TorchCommunicator
 from antiphon.services.engine.parallel.meeting import Meeting
-from tests.support.ranks import StagedRanks
+from tests.support.ranks import StagedRanks, results_ahead
 from tests.support.recorded_exchanges import Entry, Exchange, RecordedExchanges, left_over
 
 DEVICE = torch.device("meta")
@@ -88,15 +88,9 @@ def test_no_exchange_waits_for_one_that_waits_for_it(
     draw = random.Random(10 * tp_size + pp_size)
     ranks = StagedRanks(lambda each: Worker(each, pp_size, in_order=in_order), tp_size, pp_size)
     executor = Executor(ranks)
-    launched = collected = 0
-    while collected < 60:
-        if executor.has_room() and launched < 60 and (executor.num_in_flight == 0 or draw.random() < 0.7):
-            launched += 1
-            executor.launch(StepPlan(step=launched))
-        elif executor.num_in_flight:
-            collected += 1
-            # Each stage has added one; a plan from which nothing is sampled has no token.
-            assert executor.collect().token_ids in ((), ((collected + pp_size,),))
+    for number, result in enumerate(results_ahead(executor, 60, draw), 1):
+        # Each stage has added one; a plan from which nothing is sampled has no token.
+        assert result.token_ids in ((), ((number + pp_size,),))
     executor.close()
     assert left_over(recorded.entries) == []
     kinds = Counter(entry.exchange.kind for own in recorded.entries.values() for entry in own if entry.on_device)
