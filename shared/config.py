@@ -135,10 +135,18 @@ def check_engine(settings: EngineSettings) -> None:
         raise SettingsError(
             "--kv-disk-gb: KV on the disk belongs to the prefix cache; leave --enable-prefix-caching on"
         )
+    if settings.kv_transfer.kv_replicate == "peer" and not settings.cache.kv_disk_gb:
+        raise SettingsError(
+            "--kv-replicate peer copies what is on the disk: give it a size with --kv-disk-gb; a --kv-disk-path in "
+            "/dev/shm keeps it in memory"
+        )
     if settings.cache.kv_disk_path and not settings.cache.kv_disk_gb:
         raise SettingsError("--kv-disk-path: nothing is written there without --kv-disk-gb; give it a size")
-    if settings.kv_transfer.role != "prefill" and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
-        raise SettingsError("--kv-host and --kv-bind are for engines with --role=prefill: only they listen")
+    listens = settings.kv_transfer.role == "prefill" or settings.kv_transfer.kv_replicate == "peer"
+    if not listens and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
+        raise SettingsError(
+            "--kv-host and --kv-bind are for engines with --role prefill or --kv-replicate peer: only they listen"
+        )
 
 
 class TokenizerSettings(ModelSettings, group="model"):

@@ -536,6 +536,18 @@ KV_TIER_TOKENS_MIN = 256
 are computed in about the time of a read."""
 KV_STORES_MAX = 2048
 """Blocks that wait to be written to the disk. Further ones are not written."""
+KV_COPIES_WAITING_MAX = 16_384
+"""Stored blocks whose copies wait to be sent to another engine. Further ones are not copied."""
+KV_COPIES_KNOWN_MAX = 65_536
+"""Blocks that an engine knows to have been copied. If their place is lost, they are copied to another one."""
+KV_COPIES_OFFER_MAX = 16
+"""Blocks that are offered at once."""
+KV_COPIES_SILENCE_S = 10.0
+"""Silence of the engine that keeps copies after which another one is asked, seconds. It writes its own blocks first."""
+KV_COPIES_AVOID_S = 30.0
+"""How long an engine is not asked again that did not keep copies, seconds."""
+KV_COPIES_FROM_MAX = 16
+"""Engines whose copies one engine keeps."""
 KV_LOADS_MAX = 256
 """Loads in progress in one engine, each with a connection. Further ones wait."""
 KV_FETCHES_MAX = 1024

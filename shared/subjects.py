@@ -14,6 +14,7 @@ is `model_token` of the model's served name.
 | `eng.<id>.<instance_id>.ctl`  | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
 |                               | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
 | `eng.<id>.<instance_id>.lora` | gateway              | LoadAdapter (request)                                        |
+| `eng.<id>.<instance_id>.kv`   | engine               | KvRoomQuery (request)                                        |
 | `lora.<model>`                | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl`  | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok`  | engine               | TokenEvents                                                  |
@@ -106,6 +107,10 @@ class ServiceSubjects(_Namespace):
     def engine_adapters(self, engine_id: str, instance_id: str) -> str:
         """Requests to one engine process about adapters."""
         return self._join("eng", engine_id, instance_id, "lora")
+
+    def engine_kv(self, engine_id: str, instance_id: str) -> str:
+        """Requests to one engine process about stored KV."""
+        return self._join("eng", engine_id, instance_id, "kv")
 
     def adapters(self, model: str) -> str:
         """Changes of the adapters of a model, to all its engines and all gateways."""

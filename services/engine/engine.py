@@ -167,7 +167,8 @@ class Engine:
         option = "--role" if transfer.role != "both" else "--kv-disk-gb"
         if (transfer.role == "decode" or has_disk) and not self.facts.num_host_blocks:
             raise SettingsError(f"{option}: KV arrives in host memory: give the engine some with --swap-space")
-        host = (transfer.kv_host or default_kv_host(settings.nats)) if transfer.role == "prefill" else None
+        listens = transfer.role == "prefill" or transfer.kv_replicate == "peer"
+        host = (transfer.kv_host or default_kv_host(settings.nats)) if listens else None
         memory = self._executor.kv_memory()
         connector = self._loop.connector = self.connector = KvConnector(
             memory,
@@ -176,8 +177,10 @@ class Engine:
             bind=transfer.kv_bind,
             content=self.facts.content,
             open_tier=partial(open_tier, settings, memory, self.facts) if has_disk else None,
+            copies=transfer.kv_replicate == "peer",
         )
         self._core.tier.stored = connector.tier
+        self._core.tier.is_copied = connector.keeper is not None
 
     @property
     def adapters(self) -> AdapterLibrary | None:
@@ -253,7 +256,10 @@ class Engine:
 
     def counters(self) -> EngineCounters:
         """Returns the engine's totals (tokens, preemptions and others) since its start."""
-        return self._core.counters()
+        counters = self._core.counters()
+        if self.connector is not None and self.connector.copies is not None:
+            counters.kv_copied_tokens = self.connector.copies.num_copied * self.facts.block_size
+        return counters
 
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""

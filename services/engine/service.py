@@ -12,6 +12,7 @@ from antiphon.services.engine.admission import StepLoop
 from antiphon.services.engine.canary.canary import WrongResultError
 from antiphon.services.engine.engine import Engine, MakeWorker
 from antiphon.services.engine.images import ImageLoader
+from antiphon.services.engine.peer_actor import PeerActor
 from antiphon.services.engine.self_tests import SelfTests
 from antiphon.services.engine.steps.loop import Driver, StepReport
 from antiphon.services.engine.steps.progress import ProgressMonitor
@@ -82,13 +83,16 @@ class EngineService:
             SelfTests(host, self.engine, self.actor.publisher, fault=lambda: self.fault, on_fault=self._on_fault)
         )
         self._refresh()
-        self._adapters_task: asyncio.Task[None] | None = None
-        if self._adapters is not None:
-            await self._adapters.listen()
-            self._adapters_task = asyncio.create_task(self._adapters.run())
+        self._peers = self._make_peers(host)
+        self._side_actors = [each for each in (self._adapters, self._peers) if each is not None]
+        for each in self._side_actors:
+            await each.listen()
+        self._side_tasks = [asyncio.create_task(each.run()) for each in self._side_actors]
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._chores = [asyncio.create_task(self._keep_house())]
+        if self._peers is not None:
+            self._chores.append(asyncio.create_task(self._peers.tend()))
         self._publisher = asyncio.create_task(self._reports.run())
         self._thread = self._drive()
 
@@ -102,6 +106,7 @@ class EngineService:
             credits=self.actor.credits(rows),
             idle_credits=self.actor.idle_credits(rows),
             adapters_revision=revision,
+            kv_copies_at="" if self._peers is None else self._peers.copies_at,
         )
 
     def reported_state(self) -> ServiceState | None:
@@ -117,8 +122,7 @@ class EngineService:
     async def run(self) -> None:
         """See Service."""
         assert self._ended is not None
-        parts = {self._ended, self._actor_task, self._housekeeping, self._publisher}
-        parts |= {self._adapters_task} if self._adapters_task is not None else set()
+        parts = {self._ended, self._actor_task, self._publisher, *self._chores, *self._side_tasks}
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
@@ -131,15 +135,15 @@ class EngineService:
             self._thread.stop()
             await self._thread.join(JOIN_S)
             await self._reports.empty()
-            for task in (self._housekeeping, self._publisher):
+            for task in (*self._chores, self._publisher):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             await self.actor.stop()
             await self._actor_task
-            if self._adapters is not None and self._adapters_task is not None:
-                await self._adapters.stop()
-                await self._adapters_task
+            for actor, task in zip(self._side_actors, self._side_tasks, strict=True):
+                await actor.stop()
+                await task
 
     async def _build(self, clock: Clock) -> Engine:
         return await asyncio.to_thread(
@@ -211,13 +215,19 @@ class EngineService:
         kept = (settings.adapters.max_cpu_loras or 0) + (settings.adapters.max_prompt_adapters or 0)
         return AdapterActor(host, library, model_name(settings), modules, kept, settings.adapters.lora_root)
 
+    def _make_peers(self, host: Host) -> PeerActor | None:
+        connector = self.engine.connector
+        if connector is None or connector.keeper is None:
+            return None
+        return PeerActor(host, connector, self.status)
+
     def _make_images(self, host: Host) -> ImageLoader | None:
         return ImageLoader(host, model_name(self._settings)) if self.engine.facts.takes_images else None
 
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()
         facts, settings = self.engine.facts, self._settings
-        canary = self.engine.canary
+        canary, connector = self.engine.canary, self.engine.connector
         self._status = EngineStatus(
             model=model_name(settings),
             model_path=given_model(settings) or DEMO_NAME,
@@ -235,7 +245,8 @@ class EngineService:
             embedding_size=facts.embedding_size,
             histograms=self.actor.records.times.histograms(),
             role=settings.kv_transfer.role,
-            kv_address=self.engine.connector.address if self.engine.connector is not None else "",
+            kv_address=connector.address if connector is not None and settings.kv_transfer.role == "prefill" else "",
+            kv_store="" if connector is None or connector.tier is None else connector.tier.directory_id,
             takes_images=facts.takes_images,
             golden_digest="" if canary is None else canary.golden.digest,
             canary_runs=0 if canary is None else canary.num_runs,

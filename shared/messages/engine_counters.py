@@ -93,3 +93,6 @@ class EngineCounters(msgspec.Struct, array_like=True, kw_only=True):
     kv_stored_tokens: Annotated[
         int, Metric("antiphon:engine_kv_stored_tokens", "Tokens whose KV was passed on to be written to the disk")
     ] = 0
+    kv_copied_tokens: Annotated[
+        int, Metric("antiphon:engine_kv_copied_tokens", "Tokens of blocks that were copied to another engine's disk")
+    ] = 0

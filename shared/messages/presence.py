@@ -105,6 +105,10 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     step_tokens: int = 0
     """Largest number of prompt tokens that the engine computes in one step; 0: not known."""
     facts: ModelFacts = ModelFacts()
+    kv_store: str = ""
+    """Id of the directory with the KV that this engine stores, and reads with others; empty: it stores none."""
+    kv_copies_at: str = ""
+    """Id of the engine that keeps copies of this one's KV; empty: none does."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -124,13 +124,16 @@ def _engine(subjects: Subjects, member: str) -> Permissions:
             subjects.any_vision(),
             subjects.vision_direct("*", "*"),
             subjects.steps(member),
+            subjects.engine_kv("*", "*"),
             *_own_publish("engine", subjects, member),
         ),
         subscribe=(
             subjects.engine_control(member, "*"),
             subjects.engine_adapters(member, "*"),
+            subjects.engine_kv(member, "*"),
             subjects.all_adapters(),
             subjects.heartbeats("gateway"),
+            subjects.heartbeats("engine"),
             *_own_subscribe("engine", subjects, member),
         ),
     )

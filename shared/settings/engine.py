@@ -129,10 +129,16 @@ class KvTransferSettings(Settings, group="engine: KV transfer"):
     )
     kv_host: str = flag(
         "",
-        "address at which decode engines reach a prefill engine (default: the local address of the connection to "
-        "the NATS server)",
+        "address at which other engines reach a prefill engine, or one with --kv-replicate peer (default: the local "
+        "address of the connection to the NATS server)",
     )
-    kv_bind: str = flag("", "address on which a prefill engine listens for decode engines (default: --kv-host)")
+    kv_bind: str = flag("", "address on which such an engine listens (default: --kv-host)")
+    kv_replicate: str = flag(
+        "none",
+        "where KV on the disk has copies; peer: also in the --kv-disk-path of an engine of another machine, which goes "
+        "on with this one's requests if the machine is lost",
+        choices=("none", "peer"),
+    )
 
 
 class AdapterSettings(Settings, group="adapters"):

@@ -123,6 +123,7 @@ class Router:
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
         avoid: Collection[tuple[str, str]] = (), affinity: Collection[tuple[str, str]] = (), client: str = "", *,
         joins: bool = False, pools: bool = False, idle: bool = False, recovers: bool = False,
+        readers: Collection[tuple[str, str]] = (),
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
@@ -133,7 +134,7 @@ class Router:
 
         A sequence that `recovers`, whose output must be computed again, waits while an engine has RECOVERY_STEPS steps
         full of such sequences: if another engine is ready before their turn, as a lost engine may be again, it computes
-        the rest.
+        the rest. It does not wait for `readers`, which read its KV.
         """
         engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
@@ -142,7 +143,7 @@ class Router:
             if found is not None:
                 return found
         ready = [e for e in engines if self.credit(e, client, idle=idle) > 0]
-        ready = [e for e in ready if not recovers or self._may_recover(e)]
+        ready = [e for e in ready if not recovers or (e.id, e.instance_id) in readers or self._may_recover(e)]
         if len(ready) == 1:
             return ready[0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready

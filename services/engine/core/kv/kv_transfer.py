@@ -77,10 +77,12 @@ class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: tuple[str, ...] = ()
     """Loads for which no sequence waits any more. The end of each is still reported (`KvLoaded`)."""
     stores: tuple[KvStore, ...] = ()
+    kept: tuple[bytes, ...] = ()
+    """Names of blocks in use that are stored, of which another engine is to have copies."""
 
     def __bool__(self) -> bool:
         """Whether there are any commands."""
-        return bool(self.opened or self.saves or self.dropped or self.loads or self.cancelled or self.stores)
+        return any((self.opened, self.saves, self.dropped, self.loads, self.cancelled, self.stores, self.kept))
 
 
 class KvLoaded(msgspec.Struct, frozen=True):
@@ -141,6 +143,7 @@ class KvTransfers:
         self._orders: list[KvLoad] = []
         self._cancelled: list[str] = []
         self._stores: list[KvStore] = []
+        self._kept: list[bytes] = []
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -391,6 +394,10 @@ class KvTransfers:
         self._saved.update(blocks)
         self._stores.append(order)
 
+    def keep(self, names: "SequenceOf[bytes]") -> None:
+        """Passes on the names of stored blocks of which another engine is to have copies."""
+        self._kept += names
+
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
         num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
@@ -416,10 +423,10 @@ class KvTransfers:
 
     def plan_meta(self) -> KvMeta:
         """Returns the commands for the other half, and clears them here."""
-        lists = (self._opened, self._saves, self._dropped, self._orders, self._cancelled, self._stores)
+        lists = self._opened, self._saves, self._dropped, self._orders, self._cancelled, self._stores, self._kept
         if not any(lists):
             return NOTHING
-        opened, saves, dropped, orders, cancelled, stores = lists
+        opened, saves, dropped, orders, cancelled, stores, kept = lists
         meta = KvMeta(
             opened=tuple(opened),
             saves=tuple(saves),
@@ -427,6 +434,7 @@ class KvTransfers:
             loads=tuple(orders),
             cancelled=tuple(cancelled),
             stores=tuple(stores),
+            kept=tuple(kept),
         )
         for each in lists:
             each.clear()

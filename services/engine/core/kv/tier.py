@@ -9,6 +9,7 @@ windows and snapshots of states are stored under their names. Called by `core`.
 """
 
 from collections.abc import Container
+from collections.abc import Sequence as SequenceOf
 
 from antiphon.services.engine.core.kv.kv_transfer import KvStore, KvTransfers
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
@@ -34,6 +35,8 @@ class KvTier:
         self._pieces, self._tally = transfers.pieces, tally
         self.stored: Container[bytes] | None = None
         """The names that can be loaded; None: there is no tier. May change at any time."""
+        self.is_copied = False
+        """Whether stored blocks have copies at another engine: then the names of blocks in use are passed on too."""
         self.tokens_min = limits.KV_TIER_TOKENS_MIN
 
     def load(self, sequence: Sequence) -> bool:
@@ -53,7 +56,7 @@ class KvTier:
             return
         for index in range(sequence.num_stored_blocks, sequence.num_published_blocks):
             name, block = sequence.block_hashes[index], sequence.block_table[index]
-            if name not in self.stored:
+            if not self._is_stored((name,)):
                 self._transfers.store(KvStore((name,), (block,)))
                 self._tally.kv_stored_tokens += self._block_size
             self._store_ending(sequence, index, name, block)
@@ -61,14 +64,21 @@ class KvTier:
 
     def _store_ending(self, sequence: Sequence, index: int, name: bytes, block: int) -> None:
         """Passes on the column beside a block, and the snapshot of the state after it."""
-        assert self.stored is not None
-        if self._windows and index >= sequence.window_first and self._windows.names(name)[-1] not in self.stored:
+        if self._windows and index >= sequence.window_first and not self._is_stored(self._windows.names(name)):
             column = self._windows.columns(sequence, index, index + 1)
             self._transfers.store(KvStore(tuple(self._windows.names(name)), tuple(column)))
-        if self._pieces.count and self._pieces.names(name)[-1] not in self.stored:
+        if self._pieces.count and not self._is_stored(self._pieces.names(name)):
             numbers = self._pieces.to_send(block)
             if numbers is not None:
                 self._transfers.store(KvStore(tuple(self._pieces.names(name)), tuple(numbers)))
+
+    def _is_stored(self, names: SequenceOf[bytes]) -> bool:
+        """Whether blocks in use that belong together are stored. If so, the engine with the copies has to have them."""
+        assert self.stored is not None
+        found = names[-1] in self.stored
+        if found and self.is_copied:
+            self._transfers.keep(names)
+        return found
 
     def _takes_part(self, sequence: Sequence) -> bool:
         """Whether KV of a sequence is loaded and stored: not of a short one, which is computed in the same time."""

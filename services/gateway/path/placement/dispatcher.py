@@ -173,6 +173,7 @@ class Dispatcher:
             candidate.owner.fail(error)
             return error
         client, idle, recovers = candidate.client.name, candidate.idle, candidate.recovers
+        readers = candidate.readers(engines)
         engine = self._router.choose_engine(
             engines,
             model,
@@ -185,6 +186,7 @@ class Dispatcher:
             pools=not candidate.has_text,
             idle=idle,
             recovers=recovers,
+            readers=readers,
         )
         has_text = candidate.has_text
         detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid) if has_text else None
@@ -212,6 +214,7 @@ class Dispatcher:
         record = candidate.messages.request.origin.record
         record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
+        recovers = recovers and to_engine not in readers
         self._router.record_dispatch(
             engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle, recovers=recovers
         )
