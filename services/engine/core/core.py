@@ -324,6 +324,7 @@ class Core:
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
             prompt_logprobs=_prompt_logprobs(sequence) if position == sequence.num_carried_tokens else (),
+            kv_origin=sequence.kv_origin if position == sequence.num_carried_tokens else None,
         )
 
     def _take_candidates(self, beam: Sequence, candidates: SampledLogprobs) -> list[Outcome]:
@@ -355,6 +356,7 @@ class Core:
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
             vector=vector,
+            kv_origin=sequence.kv_origin,
         )
 
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:

@@ -46,9 +46,12 @@ class KvTier:
         num_hits = self._transfers.num_hits(sequence)
         end = self._num_stored(sequence, num_hits)
         if (end - num_hits) * self._block_size < self.tokens_min:
+            sequence.kv_miss = "short" if end > num_hits else None
             return False
         name = f"tier {sequence.block_hashes[end - 1].hex()} {num_hits}"
-        return self._transfers.begin_stored(sequence, name, num_hits, end)
+        begun = self._transfers.begin_stored(sequence, name, num_hits, end)
+        sequence.kv_miss = None if begun else "no_room"
+        return begun
 
     def store(self, sequence: Sequence) -> None:
         """Passes on the blocks that have been published since the last call and are not stored."""
