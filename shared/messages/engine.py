@@ -276,12 +276,13 @@ class TokenEvent(Part, frozen=True, array_like=True, kw_only=True):
     """For a pooling sequence: the components of its vector, little-endian float32."""
 
 
-KvMiss = Literal["last", "new", "short", "no_room", "failed", "no_state", "results", "no_cache"]
+KvMiss = Literal["last", "new", "short", "no_room", "failed", "no_state", "results", "no_cache", "slow"]
 KV_MISSES: tuple[KvMiss, ...] = get_args(KvMiss)
 """Why tokens of a prompt are computed. `last`: those of its last block, which are always. `new`: nobody that was asked
 has their KV. `short`: so few are computed sooner than read. `no_room`: host memory for reading was full. `failed`: they
 could not be read. `no_state`: the recurrent state, or the columns of windows, at that place were not kept. `results`:
-the request needs results for each of them. `no_cache`: the engine has no prefix cache."""
+the request needs results for each of them. `no_cache`: the engine has no prefix cache. `slow`: the
+disk takes longer than computing."""
 
 
 class KvOrigin(Part, frozen=True, array_like=True, gc=False, kw_only=True):

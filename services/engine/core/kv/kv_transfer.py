@@ -90,6 +90,8 @@ class KvLoaded(msgspec.Struct, frozen=True):
 
     transfer_id: str
     num_blocks: int
+    took_s: float = 0.0
+    """Of a load from the tier, without its wait for others."""
 
 
 class KvReleased(msgspec.Struct, frozen=True):

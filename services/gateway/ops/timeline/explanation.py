@@ -54,6 +54,7 @@ MISSES: dict[KvMiss, str] = {
     "failed": "they could not be read",
     "no_state": "the state of the model at that place was not kept",
     "results": "the request needs results for each of them",
+    "slow": "the disk takes longer than computing at present",
     "no_cache": "the engine has no prefix cache (--enable-prefix-caching)",
 }
 

@@ -37,7 +37,6 @@ class Running:
             self.tokens.setdefault(outcome.sequence_id, []).extend(outcome.token_ids)
             self.cached[outcome.sequence_id] = outcome.num_cached_tokens
             if outcome.kv_origin is not None:
-                assert outcome.sequence_id not in self.origins
                 self.origins[outcome.sequence_id] = outcome.kv_origin
             if outcome.finish_reason:
                 self.ended.add(outcome.sequence_id)
