@@ -25,6 +25,7 @@ def test_a_step_takes_the_time_since_the_step_before_it_ended() -> None:
     assert pace.compute_s == pytest.approx(0.012)
 
 
+@pytest.mark.matrix("K-02")
 def test_a_slow_disk_is_not_used_and_tried_again_later() -> None:
     pace = Pace()
     pace.planned(0.0)

@@ -81,6 +81,7 @@ def test_an_engine_that_starts_again_reads_what_was_computed(family: str, backen
         assert answer(alone, "longer", longer) == found
 
 
+@pytest.mark.matrix("K-01")
 def test_the_engines_of_a_machine_read_what_others_write(model: Path, tmp_path: Path) -> None:
     with with_disk(model, tmp_path) as one, with_disk(model, tmp_path) as other, started(model) as alone:
         right = answer(alone, "right", max_tokens=40)
@@ -178,6 +179,7 @@ def damage(path: Path, how: str) -> None:
         file.write_bytes(content)
 
 
+@pytest.mark.matrix("K-03")
 @pytest.mark.parametrize("how", ["flip", "cut", "index", "deleted"])
 def test_damage_on_the_disk_costs_computing_and_nothing_else(model: Path, tmp_path: Path, how: str) -> None:
     with with_disk(model, tmp_path) as first:
@@ -207,6 +209,7 @@ class Stuck(SystemFiles):
         return super().read_into(file, buffer, offset)
 
 
+@pytest.mark.matrix("K-02")
 def test_a_disk_that_hangs_is_not_waited_for(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KV_SILENCE_S", 0.2)
     with with_disk(model, tmp_path) as first:
