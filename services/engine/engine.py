@@ -222,6 +222,10 @@ class Engine:
         """Makes a blocked `wait` return. From any thread."""
         self._loop.wake()
 
+    def call(self, function: Callable[[Core], None]) -> None:
+        """Has a function called with the core between two steps, on the thread of `step`. Returns at once."""
+        self._loop.call(function)
+
     def record(self, wanted: bool) -> None:
         """Sets whether reports have the details of their steps. From any thread."""
         self._loop.records = wanted
