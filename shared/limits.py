@@ -536,8 +536,8 @@ BLOCK_FOLLOWERS_MAX = 64
 """Gateways that follow one engine; further ones estimate the content of its cache. Bounds memory and messages."""
 BLOCK_BATCHES_HELD = 256
 """Messages with events that a gateway holds until what is missing before them has arrived. With more it begins anew."""
-BLOCKS_FOLLOWED_MAX = 4 * 2**20
-"""Blocks of all engines whose caches a gateway follows: at most about 500 MB. It estimates the content of the others.
+BLOCKS_FOLLOWED_MAX = 2**21
+"""Blocks of all engines whose caches a gateway follows: at most about 300 MB. It estimates the content of the others.
 """
 
 # --- transfers of KV between engines ---

@@ -66,7 +66,7 @@ class BlockFeed:
 
     def soon(self) -> None:
         """Sends new events, if somebody follows, when BLOCK_BATCH_S have passed. Called after each step."""
-        if self._leases and self._timer is None and (self.log.has_untaken or self._pieces):
+        if self._leases and self._timer is None and (self.log.num_untaken or self._pieces):
             self._timer = self._event_loop.call_later(limits.BLOCK_BATCH_S, self._flush)
 
     def sweep(self) -> None:

@@ -47,9 +47,9 @@ class BlockLog:
         self._untaken.append(content)
 
     @property
-    def has_untaken(self) -> bool:
-        """Whether `take` would find something. From any thread."""
-        return bool(self._untaken)
+    def num_untaken(self) -> int:
+        """Number of events and snapshots that `take` would find. From any thread."""
+        return len(self._untaken)
 
     def take(self) -> tuple[list[Batch], Snapshot | None]:
         """Returns the events since the last call as batches of at most BLOCK_EVENTS_BATCH, and the latest snapshot."""

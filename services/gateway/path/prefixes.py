@@ -8,11 +8,22 @@ short names (`antiphon.shared.blocks`). What is wrong here costs only time.
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+LATEST = 16
+"""Number of prompts over which `missing_share` is averaged, with falling weights."""
 
 
 class CachedPrefixes(Protocol):
     """The blocks that one engine has, as far as this gateway knows."""
+
+    is_exact: ClassVar[bool]
+    """Whether the engine reports its blocks. Then only missing tokens count as waiting."""
+
+    @property
+    def missing_share(self) -> float:
+        """Share of the blocks of the latest prompts that the engine did not have, 0 to 1; 1: not known."""
+        ...
 
     def sent(self, sequence_id: str, blocks: Sequence[int]) -> None:
         """A sequence is being sent to the engine. `blocks`: those of its prompt."""
@@ -35,8 +46,14 @@ class CachedPrefixes(Protocol):
 class PrefixIndex:
     """The blocks of the prompts sent to one engine. Beyond `capacity` the least recently added are dropped."""
 
+    is_exact: ClassVar[bool] = False
     capacity: int
     _blocks: OrderedDict[Hashable, None] = field(default_factory=OrderedDict[Hashable, None])
+
+    @property
+    def missing_share(self) -> float:
+        """See CachedPrefixes."""
+        return 1.0
 
     def add(self, blocks: Sequence[Hashable]) -> None:
         """Adds the blocks of a prompt."""
@@ -74,7 +91,10 @@ class KnownBlocks:
     reported yet are expected while their sequences run, and until the second heartbeat after their end.
     """
 
+    is_exact: ClassVar[bool] = True
     present: set[int] = field(default_factory=set[int])
+    missing_share: float = 1.0
+    """See CachedPrefixes."""
     _expected: dict[int, int] = field(default_factory=dict[int, int])
     """Expected blocks, each with the number of sequences that bring it."""
     _by_sequence: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
@@ -83,6 +103,9 @@ class KnownBlocks:
 
     def sent(self, sequence_id: str, blocks: Sequence[int]) -> None:
         """See CachedPrefixes."""
+        if not blocks:
+            return
+        self.missing_share += (1 - self.overlap(blocks) / len(blocks) - self.missing_share) / LATEST
         missing = blocks[_prefix(self.present, blocks, 0) :]
         if not missing:
             return

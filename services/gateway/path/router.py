@@ -245,16 +245,18 @@ class Router:
         `recovers`: it has output, which is among its `num_tokens` tokens to compute.
         """
         load, key = self._load(engine), (engine.id, engine.instance_id)
-        load.tokens += 0 if idle else num_tokens
+        missing = self.num_missing_tokens(engine, num_tokens, blocks)
+        prefixes = self._prefixes.get(key)
+        if prefixes is None:
+            prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
+        if not idle:
+            load.tokens += missing if prefixes.is_exact else num_tokens
         load.sent += not idle
         load.idle_sent += idle
         load.unanswered.add(sequence_id)
         load.hold(sequence_id, client, idle=idle)
         if recovers and not idle:
-            load.recovering[sequence_id] = self.num_missing_tokens(engine, num_tokens, blocks)
-        prefixes = self._prefixes.get(key)
-        if prefixes is None:
-            prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
+            load.recovering[sequence_id] = missing
         prefixes.sent(sequence_id, blocks)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
@@ -319,10 +321,14 @@ class Router:
     def _cost(self, engine: Heartbeat, num_tokens: int, blocks: Sequence[int], idle: bool) -> int:
         status, load = _engine_status(engine), self._load(engine)
         there = status.load
-        waiting = there.num_waiting_tokens + load.tokens + self.num_missing_tokens(engine, num_tokens, blocks)
+        prefixes = self._prefixes.get((engine.id, engine.instance_id))
+        share = 1.0 if prefixes is None else prefixes.missing_share
+        # The engine counts the tokens of waiting prompts without looking for them in its cache.
+        waiting = there.num_waiting_tokens - (0 if idle else there.num_idle_waiting_tokens)
+        cost = round(waiting * share) + load.tokens + self.num_missing_tokens(engine, num_tokens, blocks)
         if not idle:
-            return waiting - there.num_idle_waiting_tokens + RUNNING_COST * (_num_ordinary(status) + load.sent)
-        return waiting + RUNNING_COST * (there.num_running + there.num_waiting + load.sent + load.idle_sent)
+            return cost + RUNNING_COST * (_num_ordinary(status) + load.sent)
+        return cost + RUNNING_COST * (there.num_running + there.num_waiting + load.sent + load.idle_sent)
 
     def _may_recover(self, engine: Heartbeat) -> bool:
         """Whether the engine can begin soon with one more sequence that recovers."""
