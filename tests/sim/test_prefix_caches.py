@@ -85,10 +85,10 @@ def test_a_gateway_knows_what_engines_have_and_a_late_one_agrees_within_a_second
 def test_lost_and_late_events_are_asked_for_again(model_dir, seed):
     async def scenario() -> None:
         society = await start(model_dir, 2, seed=seed)
-        lost = society.bus.drop(f"{PREFIX}blk.>", 0.3)
+        lost = society.bus.drop(f"{PREFIX}blk.>", 0.5)
         late = society.bus.delay(f"{PREFIX}blk.>", 0.0, 0.3)
-        await serve(society, 0, 30)
-        await serve(society, 100, 100)
+        for first in range(0, 160, 8):
+            await serve(society, first, 8)
         lost.remove()
         late.remove()
         followers = society.members["gateway0"].service.guests[PrefixCaches].followers
