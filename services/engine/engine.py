@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.canary.canary import Canary
@@ -45,6 +46,10 @@ from antiphon.shared.flags import SettingsError
 from antiphon.shared.messages import EngineCounters, EngineLoad
 from antiphon.shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.settings.kv_events import kv_events_of
+
+if TYPE_CHECKING:
+    from antiphon.services.engine.kv_events.publisher import KvEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +83,7 @@ class Engine:
         """Tests the engine with a canary; None without `on_fault` or with `--canary-interval=0`."""
         self.guard: WeightGuard | None = None
         """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
+        self._events: KvEventPublisher | None = None
         self._gate = GrammarGate(executor.compile_grammar, self._loop.add, self._loop.abort, self._loop.refuse)
 
     @classmethod
@@ -116,6 +122,7 @@ class Engine:
             unfinished.pop_all()
             unfinished.callback(engine.close)
             engine._connect(settings)
+            engine._publish_events(settings)
             if on_fault is not None and has_canary:
                 engine._watch(settings.execution.canary_interval, on_fault)
             if engine.adapters is not None:
@@ -178,6 +185,15 @@ class Engine:
             open_tier=partial(open_tier, settings, memory, self.facts) if has_disk else None,
         )
         self._core.tier.stored = connector.tier
+
+    def _publish_events(self, settings: EngineSettings) -> None:
+        """Starts to publish KV events if `--kv-events-config` enables them. Raises SettingsError."""
+        config = kv_events_of(settings.cache.kv_events_config)
+        if config is not None and config.is_on:
+            # Imported here because pyzmq is an extra.
+            from antiphon.services.engine.kv_events.publisher import KvEventPublisher
+
+            self._events = KvEventPublisher(config, self._core)
 
     @property
     def adapters(self) -> AdapterLibrary | None:
@@ -266,6 +282,8 @@ class Engine:
             self.guard.close()
         if self.connector is not None:
             self.connector.close()
+        if self._events is not None:
+            self._events.close()
         self._executor.close()
 
 

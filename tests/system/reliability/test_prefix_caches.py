@@ -1,5 +1,6 @@
 """Gateways know what the prefix caches of engines have: real processes on a real bus."""
 
+import json
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.conftest import NatsServer, free_port
@@ -26,8 +28,14 @@ def bus(nats_server: NatsServer) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def served(model: Path, bus: tuple[str, ...]) -> Iterator[Served]:
-    with until_the_end(serve_tiny(model, *bus, "--engines=2")) as started:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"ipc://{tmp_path_factory.mktemp('events')}/kv"
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, bus: tuple[str, ...], endpoint: str) -> Iterator[Served]:
+    events = json.dumps({"enable_kv_cache_events": True, "endpoint": endpoint})
+    with until_the_end(serve_tiny(model, *bus, "--engines=2", f"--kv-events-config={events}")) as started:
         yield started
 
 
@@ -39,9 +47,27 @@ def known(port: int) -> dict[str, tuple[str, ...]]:
 
 
 def ask(served: Served, number: int) -> None:
-    body = {"model": "tiny", "prompt": [7 + number % 50] * 200, "max_tokens": 4, "temperature": 0}
+    body = {"model": "tiny", "prompt": [7 + number] * 200, "max_tokens": 4, "temperature": 0}
     answer = fetch(served, "POST", "/v1/completions", body)
     assert answer.status == 200, answer.body
+
+
+def test_each_engine_publishes_its_kv_events_for_other_routers(served: Served, endpoint: str):
+    zmq = pytest.importorskip("zmq")
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(endpoint)
+        socket.connect(f"{endpoint}_dp1")
+        found = list[int]()
+        for number in range(50):  # the first come before the subscription
+            ask(served, 50 + number)
+            while socket.poll(50):
+                _, events, _ = msgspec.msgpack.decode(socket.recv_multipart()[2])
+                found += [event["token_ids"][0] for event in events if event["type"] == "BlockStored"]
+            if found:
+                break
+    assert set(found) <= set(range(57, 107))
+    assert found
 
 
 def test_a_gateway_that_starts_late_agrees_with_the_first_within_a_second(served: Served, bus: tuple[str, ...]):
@@ -67,7 +93,8 @@ def test_a_gateway_that_starts_late_agrees_with_the_first_within_a_second(served
             ask(served, number)
         # Both get the same events, though only one of them sends prompts.
         wait_until(agree, AGREE_S + SLACK_S, told)
-        os.kill(served.pids()["engine-1"], signal.SIGKILL)
+        engines = [pid for name, pid in served.pids().items() if "-engine-" in name]
+        os.kill(engines[0], signal.SIGKILL)
         wait_until(lambda: len(known(port)) < 2, 10, told)
         wait_until(agree, 60, told)
     finally:
