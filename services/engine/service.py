@@ -175,7 +175,8 @@ class EngineService:
         if self.fault:
             return  # the latest results may be wrong; other engines compute them again
         self.actor.report(report)
-        self.blocks.soon()
+        if self.blocks.is_followed:
+            self.blocks.soon()
         # The process is awake anyway, so refresh the status here, at most once per heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()

@@ -144,7 +144,7 @@ def test_an_engine_collects_nothing_when_its_followers_are_gone(model_dir):
         society.kill("gateway0")
         await asyncio.sleep(limits.BLOCK_LEASE_S + 1)
         assert [engine.engine._core.pool.watchers for engine in society.engines()] == [(), ()]
-        assert [engine.blocks.num_followers for engine in society.engines()] == [0, 0]
+        assert [engine.blocks.is_followed for engine in society.engines()] == [False, False]
 
     run_simulation(scenario, 1)
 

@@ -31,6 +31,8 @@ class BlockFeed:
         self._host, self._engine, self._publisher = host, engine, publisher
         self.log = BlockLog()
         self._event_loop = asyncio.get_running_loop()
+        self.is_followed = False
+        """Whether a gateway follows the engine. Read after each step, which is to cost nothing otherwise."""
         self._leases: dict[GatewayKey, float] = {}
         """When the lease of each follower ends, monotonic seconds."""
         self._wanting: dict[str, None] = {}
@@ -38,11 +40,6 @@ class BlockFeed:
         self._pieces: deque[tuple[str, BlockSnapshot]] = deque()
         """Pieces of snapshots that are to be sent, each with its subject."""
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def num_followers(self) -> int:
-        """Number of gateways that follow the engine."""
-        return len(self._leases)
 
     @handles(FollowBlocks)
     def on_follow(self, envelope: Envelope[FollowBlocks]) -> None:
@@ -53,6 +50,7 @@ class BlockFeed:
             log.warning("engine %s: more than %d gateways follow its blocks", self._host.id, len(self._leases))
             return
         if not self._leases:
+            self.is_followed = True
             self._engine.call(self._watch)
         self._leases[key] = self._host.clock.monotonic() + limits.BLOCK_LEASE_S
         kept = self.log.since(wish.position)
@@ -75,6 +73,7 @@ class BlockFeed:
         for key in [key for key, ends in self._leases.items() if ends < now]:
             del self._leases[key]
             if not self._leases:
+                self.is_followed = False
                 self.close()
                 self._engine.call(self._unwatch)
                 self.log.restart()

@@ -8,52 +8,17 @@ short names (`antiphon.shared.blocks`). What is wrong here costs only time.
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
 
 LATEST = 16
 """Number of prompts over which `missing_share` is averaged, with falling weights."""
-
-
-class CachedPrefixes(Protocol):
-    """The blocks that one engine has, as far as this gateway knows."""
-
-    is_exact: ClassVar[bool]
-    """Whether the engine reports its blocks. Then only missing tokens count as waiting."""
-
-    @property
-    def missing_share(self) -> float:
-        """Share of the blocks of the latest prompts that the engine did not have, 0 to 1; 1: not known."""
-        ...
-
-    def sent(self, sequence_id: str, blocks: Sequence[int]) -> None:
-        """A sequence is being sent to the engine. `blocks`: those of its prompt."""
-        ...
-
-    def ended(self, sequence_id: str) -> None:
-        """A sequence has ended at the engine or was moved away. Idempotent."""
-        ...
-
-    def heartbeat(self) -> None:
-        """A heartbeat of the engine has arrived."""
-        ...
-
-    def overlap(self, blocks: Sequence[int]) -> int:
-        """Returns the number of leading blocks of a prompt that the engine has, or will have soon."""
-        ...
 
 
 @dataclass(slots=True)
 class PrefixIndex:
     """The blocks of the prompts sent to one engine. Beyond `capacity` the least recently added are dropped."""
 
-    is_exact: ClassVar[bool] = False
     capacity: int
     _blocks: OrderedDict[Hashable, None] = field(default_factory=OrderedDict[Hashable, None])
-
-    @property
-    def missing_share(self) -> float:
-        """See CachedPrefixes."""
-        return 1.0
 
     def add(self, blocks: Sequence[Hashable]) -> None:
         """Adds the blocks of a prompt."""
@@ -63,18 +28,8 @@ class PrefixIndex:
         while len(self._blocks) > self.capacity:
             self._blocks.popitem(last=False)
 
-    def sent(self, sequence_id: str, blocks: Sequence[int]) -> None:
-        """See CachedPrefixes."""
-        self.add(blocks)
-
-    def ended(self, sequence_id: str) -> None:
-        """See CachedPrefixes. The blocks stay."""
-
-    def heartbeat(self) -> None:
-        """See CachedPrefixes."""
-
     def overlap(self, blocks: Sequence[Hashable]) -> int:
-        """See CachedPrefixes."""
+        """Returns the number of leading blocks of a prompt that were sent to the engine."""
         count = 0
         for block in blocks:
             if block not in self._blocks:
@@ -91,10 +46,9 @@ class KnownBlocks:
     reported yet are expected while their sequences run, and until the second heartbeat after their end.
     """
 
-    is_exact: ClassVar[bool] = True
     present: set[int] = field(default_factory=set[int])
     missing_share: float = 1.0
-    """See CachedPrefixes."""
+    """Share of the blocks of the latest prompts that the engine did not have, 0 to 1."""
     _expected: dict[int, int] = field(default_factory=dict[int, int])
     """Expected blocks, each with the number of sequences that bring it."""
     _by_sequence: dict[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
@@ -102,7 +56,7 @@ class KnownBlocks:
     _ended: list[str] = field(default_factory=list[str])
 
     def sent(self, sequence_id: str, blocks: Sequence[int]) -> None:
-        """See CachedPrefixes."""
+        """A sequence is being sent to the engine. `blocks`: those of its prompt."""
         if not blocks:
             return
         self.missing_share += (1 - self.overlap(blocks) / len(blocks) - self.missing_share) / LATEST
@@ -115,18 +69,18 @@ class KnownBlocks:
             self._expected[block] = self._expected.get(block, 0) + 1
 
     def ended(self, sequence_id: str) -> None:
-        """See CachedPrefixes."""
+        """A sequence has ended at the engine or was moved away. Idempotent."""
         if sequence_id in self._by_sequence:
             self._ending.append(sequence_id)
 
     def heartbeat(self) -> None:
-        """See CachedPrefixes."""
+        """A heartbeat of the engine has arrived."""
         for sequence_id in self._ended:
             self._release(sequence_id)
         self._ended, self._ending = self._ending, []
 
     def overlap(self, blocks: Sequence[int]) -> int:
-        """See CachedPrefixes."""
+        """Returns the number of leading blocks of a prompt that the engine has, or will have soon."""
         count = _prefix(self.present, blocks, 0)
         return _prefix(self._expected, blocks, count) if self._expected else count
 

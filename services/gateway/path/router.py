@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from antiphon.services.gateway.path.prefixes import CachedPrefixes, KnownBlocks, PrefixIndex
+from antiphon.services.gateway.path.prefixes import KnownBlocks, PrefixIndex
 from antiphon.shared import limits
 from antiphon.shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
@@ -91,7 +91,10 @@ class Router:
     """This gateway's view of the load of engines and detokenizers, which is more recent than their heartbeats."""
 
     _loads: dict[tuple[str, str], EngineLoad] = field(default_factory=dict[tuple[str, str], EngineLoad])
-    _prefixes: dict[tuple[str, str], CachedPrefixes] = field(default_factory=dict[tuple[str, str], CachedPrefixes])
+    _prefixes: dict[tuple[str, str], PrefixIndex] = field(default_factory=dict[tuple[str, str], PrefixIndex])
+    """Of the engines that are not followed."""
+    _known: dict[tuple[str, str], KnownBlocks] = field(default_factory=dict[tuple[str, str], KnownBlocks])
+    """Of the engines whose prefix caches are followed."""
     _streams: dict[tuple[str, str], set[str]] = field(default_factory=dict[tuple[str, str], set[str]])
 
     def choose_engine(
@@ -156,7 +159,8 @@ class Router:
 
     def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, blocks: Sequence[int]) -> int:
         """Returns how many tokens of a prompt are not in the engine's prefix cache, by this gateway's estimate."""
-        prefixes = self._prefixes.get((engine.id, engine.instance_id))
+        key = engine.id, engine.instance_id
+        prefixes = self._known.get(key) or self._prefixes.get(key)
         cached = prefixes.overlap(blocks) * _engine_status(engine).block_size if prefixes is not None else 0
         return max(0, num_tokens - cached)
 
@@ -245,19 +249,22 @@ class Router:
         `recovers`: it has output, which is among its `num_tokens` tokens to compute.
         """
         load, key = self._load(engine), (engine.id, engine.instance_id)
-        missing = self.num_missing_tokens(engine, num_tokens, blocks)
-        prefixes = self._prefixes.get(key)
-        if prefixes is None:
-            prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
+        known = self._known.get(key)
         if not idle:
-            load.tokens += missing if prefixes.is_exact else num_tokens
+            load.tokens += num_tokens if known is None else self.num_missing_tokens(engine, num_tokens, blocks)
         load.sent += not idle
         load.idle_sent += idle
         load.unanswered.add(sequence_id)
         load.hold(sequence_id, client, idle=idle)
         if recovers and not idle:
-            load.recovering[sequence_id] = missing
-        prefixes.sent(sequence_id, blocks)
+            load.recovering[sequence_id] = self.num_missing_tokens(engine, num_tokens, blocks)
+        if known is not None:
+            known.sent(sequence_id, blocks)
+            return
+        prefixes = self._prefixes.get(key)
+        if prefixes is None:
+            prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
+        prefixes.add(blocks)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
         """Records that the engine has accepted or refused a sequence."""
@@ -288,8 +295,8 @@ class Router:
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that a sequence has ended at an engine or was moved away from it. Idempotent."""
         load = self._loads.get(engine)
-        if (prefixes := self._prefixes.get(engine)) is not None:
-            prefixes.ended(sequence_id)
+        if (known := self._known.get(engine)) is not None:
+            known.ended(sequence_id)
         if load is None:
             return
         if sequence_id in load.idle:
@@ -308,21 +315,22 @@ class Router:
 
     def follow(self, engine: tuple[str, str], known: KnownBlocks | None) -> None:
         """Has the content of an engine's prefix cache from now on; None: estimates it again."""
-        if known is not None:
-            self._prefixes[engine] = known
-        else:
-            self._prefixes.pop(engine, None)
+        if known is None:
+            self._known.pop(engine, None)
+            return
+        self._known[engine] = known
+        self._prefixes.pop(engine, None)
 
     def forget(self, member: tuple[str, str]) -> None:
         """Drops all records of a member that is lost."""
-        for table in (self._loads, self._prefixes, self._streams):
+        for table in (self._loads, self._prefixes, self._known, self._streams):
             table.pop(member, None)
 
     def _cost(self, engine: Heartbeat, num_tokens: int, blocks: Sequence[int], idle: bool) -> int:
         status, load = _engine_status(engine), self._load(engine)
         there = status.load
-        prefixes = self._prefixes.get((engine.id, engine.instance_id))
-        share = 1.0 if prefixes is None else prefixes.missing_share
+        known = self._known.get((engine.id, engine.instance_id))
+        share = 1.0 if known is None else known.missing_share
         # The engine counts the tokens of waiting prompts without looking for them in its cache.
         waiting = there.num_waiting_tokens - (0 if idle else there.num_idle_waiting_tokens)
         cost = round(waiting * share) + load.tokens + self.num_missing_tokens(engine, num_tokens, blocks)
@@ -357,8 +365,8 @@ class Router:
             load.idle_sent = len(load.unanswered & load.idle)
             load.sent = len(load.unanswered) - load.idle_sent
             load.refused = False
-            if (prefixes := self._prefixes.get((engine.id, engine.instance_id))) is not None:
-                prefixes.heartbeat()
+            if (known := self._known.get((engine.id, engine.instance_id))) is not None:
+                known.heartbeat()
         return load
 
 
