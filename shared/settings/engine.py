@@ -112,9 +112,8 @@ class CacheSettings(Settings, group="engine: memory"):
     kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
     kv_events_config: str = flag(
         "",
-        'KV events for other routers over ZeroMQ, as in vLLM: {"enable_kv_cache_events": true, "endpoint": '
-        '"tcp://*:5557", "replay_endpoint": ..., "topic": ...}; needs antiphon[zmq]; of several engines each adds its '
-        "number to the ports (default: none)",
+        "KV events for other routers over ZeroMQ, as in vLLM; needs antiphon[zmq]; the second engine of a machine adds "
+        "1 to the ports, and so on (default: none)",
         rule=KV_EVENTS,
         metavar="JSON",
     )
