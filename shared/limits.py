@@ -524,8 +524,8 @@ BLOCK_EVENTS_MAX = 2**18
 Four times the blocks of a large cache."""
 BLOCK_EVENTS_KEPT = 2**16
 """Events that an engine keeps for followers that missed some: 512 KiB. For older ones followers get a snapshot."""
-BLOCK_PIECES_AT_ONCE = 16
-"""Pieces of snapshots that an engine sends every `BLOCK_BATCH_S`: 1 MiB, so that tokens need not wait for them."""
+BLOCK_PIECES_AT_ONCE = 8
+"""Pieces of snapshots that an engine sends every `BLOCK_BATCH_S`: 512 KiB, so that tokens need not wait for them."""
 BLOCK_LEASE_S = 5.0
 """Time for which an engine tells a gateway of its blocks without a renewal, seconds."""
 BLOCK_RENEWAL_S = 1.0

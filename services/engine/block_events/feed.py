@@ -18,10 +18,12 @@ from antiphon.services.engine.sequence_table import GatewayKey
 from antiphon.shared import limits
 from antiphon.shared.actors.actor import Envelope, handles
 from antiphon.shared.actors.host import Host
-from antiphon.shared.blocks import block_name, pack_block_events
+from antiphon.shared.blocks import block_names, pack_block_events
 from antiphon.shared.messages import BlockEvents, BlockSnapshot, FollowBlocks, Message
+from antiphon.shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
+PIECE = limits.BLOCK_EVENTS_BATCH
 
 
 class BlockFeed:
@@ -37,8 +39,9 @@ class BlockFeed:
         """When the lease of each follower ends, monotonic seconds."""
         self._wanting: dict[str, None] = {}
         """Subjects of the followers that wait for a snapshot, in order."""
-        self._pieces: deque[tuple[str, BlockSnapshot]] = deque()
-        """Pieces of snapshots that are to be sent, each with its subject."""
+        self._pieces: deque[tuple[str, Snapshot, int]] = deque()
+        """Pieces of snapshots that are to be sent: subject, snapshot and number of the piece."""
+        self._rare = RareLog(log)
         self._timer: asyncio.TimerHandle | None = None
 
     @handles(FollowBlocks)
@@ -47,7 +50,8 @@ class BlockFeed:
         wish = envelope.message
         key = wish.gateway_id, wish.gateway_instance_id
         if key not in self._leases and len(self._leases) >= limits.BLOCK_FOLLOWERS_MAX:
-            log.warning("engine %s: more than %d gateways follow its blocks", self._host.id, len(self._leases))
+            told = "engine %s: more than %d gateways want to follow its blocks"
+            self._rare.warning("followers", told, self._host.id, limits.BLOCK_FOLLOWERS_MAX)
             return
         if not self._leases:
             self.is_followed = True
@@ -55,7 +59,7 @@ class BlockFeed:
         self._leases[key] = self._host.clock.monotonic() + limits.BLOCK_LEASE_S
         kept = self.log.since(wish.position)
         if kept is None:
-            if not any(subject == wish.reply_subject for subject, _ in self._pieces):
+            if not any(subject == wish.reply_subject for subject, _, _ in self._pieces):
                 self._wanting[wish.reply_subject] = None
                 self._engine.call(self._photograph)
             return
@@ -118,30 +122,34 @@ class BlockFeed:
         if snapshot is not None and self._wanting:
             self._queue_pieces(snapshot)
         for _ in range(min(len(self._pieces), limits.BLOCK_PIECES_AT_ONCE)):
-            self._send(*self._pieces.popleft())
+            self._send_piece(*self._pieces.popleft())
         self.soon()
 
     def _queue_pieces(self, snapshot: Snapshot) -> None:
-        position, content = snapshot
-        size = limits.BLOCK_EVENTS_BATCH
-        parts = [content[start : start + size] for start in range(0, len(content), size)] or [[]]
-        packed = [pack_block_events([block_name(one) for one in part]) for part in parts]
-        here = self._host.id, self._host.instance_id
+        num_parts = _num_parts(snapshot)
         for subject in self._wanting:
-            for number, names in enumerate(packed):
-                piece = BlockSnapshot(
-                    engine_id=here[0],
-                    engine_instance_id=here[1],
-                    position=position,
-                    part=number,
-                    num_parts=len(packed),
-                    names=names,
-                )
-                self._pieces.append((subject, piece))
+            self._pieces.extend((subject, snapshot, part) for part in range(num_parts))
         self._wanting.clear()
+
+    def _send_piece(self, subject: str, snapshot: Snapshot, part: int) -> None:
+        position, content = snapshot
+        names = block_names(b"".join(content[part * PIECE : (part + 1) * PIECE]))
+        piece = BlockSnapshot(
+            engine_id=self._host.id,
+            engine_instance_id=self._host.instance_id,
+            position=position,
+            part=part,
+            num_parts=_num_parts(snapshot),
+            names=pack_block_events(names),
+        )
+        self._send(subject, piece)
 
     def _events(self, position: int, events: bytes) -> BlockEvents:
         return BlockEvents(self._host.id, self._host.instance_id, position, events)
 
     def _send(self, subject: str, message: Message) -> None:
         self._publisher.in_parts(subject, lambda part: part[0], (message,))
+
+
+def _num_parts(snapshot: Snapshot) -> int:
+    return max(1, -(-len(snapshot[1]) // PIECE))

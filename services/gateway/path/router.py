@@ -274,16 +274,14 @@ class Router:
             load.silent = False
             if not accepted:
                 load.refused = True
-                load.let_go(sequence_id)
-                load.idle.discard(sequence_id)
+                self._drop(engine, load, sequence_id)
 
     def record_silence(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that the engine has not answered the submit of a sequence in time."""
         load = self._loads.get(engine)
         if load is not None:
             load.unanswered.discard(sequence_id)
-            load.let_go(sequence_id)
-            load.idle.discard(sequence_id)
+            self._drop(engine, load, sequence_id)
             load.silent = load.refused = True
 
     def record_output(self, engine: tuple[str, str], sequence_id: str) -> None:
@@ -337,6 +335,13 @@ class Router:
         if not idle:
             return cost + RUNNING_COST * (_num_ordinary(status) + load.sent)
         return cost + RUNNING_COST * (there.num_running + there.num_waiting + load.sent + load.idle_sent)
+
+    def _drop(self, engine: tuple[str, str], load: EngineLoad, sequence_id: str) -> None:
+        """Removes a sequence that the engine does not run."""
+        load.let_go(sequence_id)
+        load.idle.discard(sequence_id)
+        if (known := self._known.get(engine)) is not None:
+            known.ended(sequence_id)
 
     def _may_recover(self, engine: Heartbeat) -> bool:
         """Whether the engine can begin soon with one more sequence that recovers."""

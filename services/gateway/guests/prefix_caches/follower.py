@@ -4,8 +4,6 @@ It begins with a snapshot. Events that come before the snapshot is complete, or 
 missing has arrived; the caller sends what `wish` returns.
 """
 
-from collections.abc import Iterable
-
 from antiphon.services.gateway.path.prefixes import KnownBlocks
 from antiphon.shared import limits
 from antiphon.shared.blocks import block_of, is_removal, unpack_block_events
@@ -30,8 +28,11 @@ class Follower:
         self._position = ANEW
         self._held: dict[int, tuple[int, ...]] = {}
         """Events that came too early, by the position of the first."""
-        self._pieces: dict[int, tuple[int, ...]] = {}
+        self._pieces: set[int] = set()
+        """Numbers of the pieces that have arrived of the snapshot at the position `_pieces_at`."""
         self._pieces_at = ANEW
+        self._content: set[int] = set()
+        """The blocks of these pieces. They are added as they arrive, because adding all at once takes long."""
         self._heard_s = self._asked_s = -limits.BLOCK_RENEWAL_S
 
     @property
@@ -47,7 +48,7 @@ class Follower:
             return None
         self._asked_s = now_s
         if self._position == ANEW:
-            self._pieces.clear()
+            self._drop_pieces()
         return self._position
 
     def on_events(self, message: BlockEvents) -> None:
@@ -70,21 +71,23 @@ class Follower:
         if message.position < max(self._pieces_at, self._position):
             return  # of a snapshot before the latest
         if message.position != self._pieces_at:
-            self._pieces, self._pieces_at = {}, message.position
+            self._pieces_at = message.position
+            self._drop_pieces()
         self._heard_s = now_s
-        self._pieces[message.part] = names
+        self._pieces.add(message.part)
+        self._content.update(names)
+        if len(self._content) > 2 * self._num_blocks:
+            self._drop_pieces()  # the engine cannot have so many
         if len(self._pieces) < message.num_parts:
             return
-        self._replace(name for part in self._pieces.values() for name in part)
-        self._pieces = {}
+        self.known.present = self._content
+        self._drop_pieces()
         self._position, self.is_synced = message.position, True
         self.num_snapshots += 1
         self._apply_held()
 
-    def _replace(self, names: Iterable[int]) -> None:
-        present = self.known.present
-        present.clear()
-        present.update(names)
+    def _drop_pieces(self) -> None:
+        self._pieces, self._content = set(), set()
 
     def _apply(self, position: int, events: tuple[int, ...]) -> None:
         """Applies events of which the first is the next one or an earlier one."""
@@ -107,4 +110,4 @@ class Follower:
         """Asks for a snapshot. Until it is complete, what was known is the best estimate."""
         self._position = self._pieces_at = ANEW
         self._held.clear()
-        self._pieces.clear()
+        self._drop_pieces()

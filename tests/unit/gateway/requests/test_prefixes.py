@@ -40,6 +40,18 @@ def test_a_prompt_that_was_just_sent_is_expected_until_the_second_heartbeat_afte
     assert router.num_missing_tokens(beat, NUM_TOKENS, BLOCKS) == NUM_TOKENS - 3 * 16
 
 
+def test_a_prompt_that_was_refused_or_not_answered_is_not_expected_for_ever():
+    router, (known,) = following("a")
+    beat = engine("a")
+    router.record_dispatch(beat, "s0", NUM_TOKENS, BLOCKS)
+    router.record_answer(("a", "instance_id"), "s0", accepted=False)
+    router.record_dispatch(beat, "s1", NUM_TOKENS, BLOCKS)
+    router.record_silence(("a", "instance_id"), "s1")
+    known.heartbeat()
+    known.heartbeat()
+    assert known.overlap(BLOCKS) == 0
+
+
 def test_two_sequences_that_bring_the_same_blocks_are_counted():
     known = KnownBlocks()
     known.sent("s0", BLOCKS)
