@@ -30,6 +30,7 @@ from antiphon.shared.settings.engine import (
     SchedulerSettings,
 )
 from antiphon.shared.settings.images import EngineImageSettings, GatewayImageSettings
+from antiphon.shared.settings.kv_events import has_zmq, kv_events_of
 from antiphon.shared.settings.parallel import ParallelSettings
 from antiphon.shared.settings.records import RecordSettings
 
@@ -147,6 +148,17 @@ def check_engine(settings: EngineSettings) -> None:
         raise SettingsError(
             "--kv-host and --kv-bind are for engines with --role prefill or --kv-replicate peer: only they listen"
         )
+    events = kv_events_of(settings.cache.kv_events_config)
+    if events is not None and events.is_on:
+        if not has_zmq():
+            raise SettingsError(
+                "--kv-events-config: pyzmq is not installed here. Install it (pip install 'antiphon[zmq]'), or leave "
+                "the option out"
+            )
+        if not settings.cache.enable_prefix_caching:
+            raise SettingsError(
+                "--kv-events-config: the events are those of the prefix cache; leave --enable-prefix-caching on"
+            )
 
 
 class TokenizerSettings(ModelSettings, group="model"):

@@ -513,6 +513,33 @@ ENGINE_QUEUE_AHEAD = 1.0
 """Sequences that an engine wants in its own queue, as a multiple of its batch slots. The engine starts them between two
 heartbeats, before gateways see its new credit."""
 
+# --- following the content of prefix caches ---
+BLOCK_BATCH_S = 0.05
+"""Least time between two messages with events of a prefix cache, seconds. A prompt that comes sooner is placed by what
+its gateway has sent itself."""
+BLOCK_EVENTS_BATCH = 8192
+"""Events in one message, or blocks in a piece of a snapshot: 64 KiB."""
+BLOCK_EVENTS_MAX = 2**18
+"""Events that the event loop of an engine has not taken yet. With more all are dropped, and followers get a snapshot.
+Four times the blocks of a large cache."""
+BLOCK_EVENTS_KEPT = 2**16
+"""Events that an engine keeps for followers that missed some: 512 KiB. For older ones followers get a snapshot."""
+BLOCK_PIECES_AT_ONCE = 8
+"""Pieces of snapshots that an engine sends every `BLOCK_BATCH_S`: 512 KiB, so that tokens need not wait for them."""
+BLOCK_LEASE_S = 5.0
+"""Time for which an engine tells a gateway of its blocks without a renewal, seconds."""
+BLOCK_RENEWAL_S = 1.0
+"""Interval of renewals, seconds. Each says how far the gateway has got, so that a lost event is sent again."""
+BLOCK_RETRY_S = 0.3
+"""Time after which a gateway asks again for events or a snapshot that it lacks, seconds."""
+BLOCK_FOLLOWERS_MAX = 64
+"""Gateways that follow one engine; further ones estimate the content of its cache. Bounds memory and messages."""
+BLOCK_BATCHES_HELD = 256
+"""Messages with events that a gateway holds until what is missing before them has arrived. With more it begins anew."""
+BLOCKS_FOLLOWED_MAX = 2**21
+"""Blocks of all engines whose caches a gateway follows: at most about 300 MB. It estimates the content of the others.
+"""
+
 # --- transfers of KV between engines ---
 KV_TRANSFER_TOKENS_MIN = 16
 """Minimum number of missing prompt tokens for which a decode engine uses a transfer. To compute fewer tokens itself

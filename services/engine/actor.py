@@ -31,6 +31,7 @@ from antiphon.shared.messages import (
     Cancel,
     Done,
     FinishReason,
+    FollowBlocks,
     Heartbeat,
     OwnershipQuery,
     OwnershipReply,
@@ -81,12 +82,13 @@ class EngineActor(Actor):
     async def listen(self) -> None:
         """Subscribes to the engine's control subject and to the gateways' heartbeats.
 
-        `SelfTest` must be handled by another object (`also_handles`).
+        `SelfTest` must be handled by another object (`also_handles`), `FollowBlocks` can be.
         """
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
         commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw, SelfTest
         await self.bind(control, *commands)
+        await self.bind_handled(subjects.engine_blocks(self._host.id, self._host.instance_id), FollowBlocks)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
     # --- commands ---

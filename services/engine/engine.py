@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.canary.canary import Canary
@@ -45,6 +46,10 @@ from antiphon.shared.flags import SettingsError
 from antiphon.shared.messages import EngineCounters, EngineLoad
 from antiphon.shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.settings.kv_events import kv_events_of
+
+if TYPE_CHECKING:
+    from antiphon.services.engine.kv_events.publisher import KvEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +83,7 @@ class Engine:
         """Tests the engine with a canary; None without `on_fault` or with `--canary-interval=0`."""
         self.guard: WeightGuard | None = None
         """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
+        self._events: KvEventPublisher | None = None
         self._gate = GrammarGate(executor.compile_grammar, self._loop.add, self._loop.abort, self._loop.refuse)
 
     @classmethod
@@ -116,6 +122,7 @@ class Engine:
             unfinished.pop_all()
             unfinished.callback(engine.close)
             engine._connect(settings)
+            engine._publish_events(settings)
             if on_fault is not None and has_canary:
                 engine._watch(settings.execution.canary_interval, on_fault)
             if engine.adapters is not None:
@@ -182,6 +189,15 @@ class Engine:
         self._core.tier.stored = connector.tier
         self._core.tier.is_copied = connector.keeper is not None
 
+    def _publish_events(self, settings: EngineSettings) -> None:
+        """Starts to publish KV events if `--kv-events-config` enables them. Raises SettingsError."""
+        config = kv_events_of(settings.cache.kv_events_config)
+        if config is not None and config.is_on:
+            # Imported here because pyzmq is an extra.
+            from antiphon.services.engine.kv_events.publisher import KvEventPublisher
+
+            self._events = KvEventPublisher(config, self._core)
+
     @property
     def adapters(self) -> AdapterLibrary | None:
         """The adapters that sequences may use; None without `--enable-lora`. May be read from any thread."""
@@ -224,6 +240,10 @@ class Engine:
     def wake(self) -> None:
         """Makes a blocked `wait` return. From any thread."""
         self._loop.wake()
+
+    def call(self, function: Callable[[Core], None]) -> None:
+        """Has a function called with the core between two steps, on the thread of `step`. Returns at once."""
+        self._loop.call(function)
 
     def record(self, wanted: bool) -> None:
         """Sets whether reports have the details of their steps. From any thread."""
@@ -268,6 +288,8 @@ class Engine:
             self.guard.close()
         if self.connector is not None:
             self.connector.close()
+        if self._events is not None:
+            self._events.close()
         self._executor.close()
 
 

@@ -9,6 +9,7 @@ import msgspec
 from antiphon.services.engine.actor import EngineActor
 from antiphon.services.engine.adapter_actor import AdapterActor
 from antiphon.services.engine.admission import StepLoop
+from antiphon.services.engine.block_events.feed import BlockFeed
 from antiphon.services.engine.canary.canary import WrongResultError
 from antiphon.services.engine.engine import Engine, MakeWorker
 from antiphon.services.engine.images import ImageLoader
@@ -82,6 +83,8 @@ class EngineService:
         self.actor.also_handles(
             SelfTests(host, self.engine, self.actor.publisher, fault=lambda: self.fault, on_fault=self._on_fault)
         )
+        self.blocks = BlockFeed(host, self.engine, self.actor.publisher)
+        self.actor.also_handles(self.blocks)
         self._refresh()
         self._peers = self._make_peers(host)
         self._side_actors = [each for each in (self._adapters, self._peers) if each is not None]
@@ -139,6 +142,7 @@ class EngineService:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            self.blocks.close()
             await self.actor.stop()
             await self._actor_task
             for actor, task in zip(self._side_actors, self._side_tasks, strict=True):
@@ -175,6 +179,8 @@ class EngineService:
         if self.fault:
             return  # the latest results may be wrong; other engines compute them again
         self.actor.report(report)
+        if self.blocks.is_followed:
+            self.blocks.soon()
         # The process is awake anyway, so refresh the status here, at most once per heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
@@ -202,6 +208,7 @@ class EngineService:
         while True:
             await sleep_to_beat(2 * limits.HEARTBEAT_INTERVAL_S)
             self.actor.sweep()
+            self.blocks.sweep()
             number += 1
             if self._adapters is not None and number % SYNC_BEATS == 0:
                 await self._adapters.refresh()

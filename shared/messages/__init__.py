@@ -27,6 +27,7 @@ from antiphon.shared.messages.base import (
     ServiceName,
     ServiceState,
 )
+from antiphon.shared.messages.blocks import BlockEvents, BlockSnapshot, FollowBlocks
 from antiphon.shared.messages.detokenizer import (
     CloseStream,
     OpenBatch,

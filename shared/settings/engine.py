@@ -2,7 +2,7 @@
 
 from antiphon.shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
 from antiphon.shared.settings import quantization
-from antiphon.shared.settings.allowed_values import GPU_KERNELS, LORA_RANK
+from antiphon.shared.settings.allowed_values import GPU_KERNELS, KV_EVENTS, LORA_RANK
 
 
 class SchedulerSettings(Settings, group="engine: scheduling"):
@@ -110,6 +110,13 @@ class CacheSettings(Settings, group="engine: memory"):
         rule=NOT_NEGATIVE,
     )
     kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
+    kv_events_config: str = flag(
+        "",
+        "KV events for other routers over ZeroMQ, as in vLLM; needs antiphon[zmq]; the second engine of a machine adds "
+        "1 to the ports, and so on (default: none)",
+        rule=KV_EVENTS,
+        metavar="JSON",
+    )
     cpu_offload_gb: float = flag(
         0.0,
         "weights in host memory, GiB (on a CPU they all are; on a GPU, with Triton kernels, layers are copied ahead of "

@@ -11,7 +11,7 @@ from antiphon.services.gateway.path.router import configuration_of, ready_member
 from antiphon.services.gateway.path.sequence_state import Address, Phase, Prefill, SequenceState
 from antiphon.services.gateway.path.service_clients import PeerUnavailableError
 from antiphon.shared import limits
-from antiphon.shared.blocks import split_hashes
+from antiphon.shared.blocks import block_names
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.messages import EngineStatus, Heartbeat
 
@@ -53,14 +53,15 @@ class StoredKv(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Candidate(Ticket):
-    """One sequence of a request, whose placements `owner` has. `num_tokens` and `hashes` are those of its prompt."""
+    """One sequence of a request, whose placements `owner` has. `num_tokens` is that of its prompt."""
 
     owner: PlacementClient
     messages: RequestMessages
     index: int
     sequence: SequenceState
     num_tokens: int
-    hashes: Sequence[bytes]
+    blocks: Sequence[int]
+    """The names of the prompt's full blocks."""
     has_text: bool
     """Whether the sequence needs a detokenizer."""
     searches: bool
@@ -176,7 +177,7 @@ def candidates_of(
             index=index,
             sequence=sequence,
             num_tokens=num_tokens,
-            hashes=split_hashes(prompt.block_hashes),
+            blocks=block_names(prompt.block_hashes),
             has_text=request.pooling is None,
             searches=request.params.beam is not None,
             guests=guests,
