@@ -83,7 +83,7 @@ class EngineService:
         self.actor.also_handles(
             SelfTests(host, self.engine, self.actor.publisher, fault=lambda: self.fault, on_fault=self._on_fault)
         )
-        self.blocks = BlockFeed(host, self.engine, self.actor.publisher)
+        self.blocks = BlockFeed(host, self.engine.call, self.actor.publisher)
         self.actor.also_handles(self.blocks)
         self._refresh()
         self._peers = self._make_peers(host)

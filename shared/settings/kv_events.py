@@ -1,20 +1,23 @@
 """Reads vLLM's `--kv-events-config`. Called by `shared/config.py`, the launcher and the engine."""
 
 import importlib.util
+import json
 import re
-from typing import Literal
-
-import msgspec
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
 
 _PORT = re.compile(r":(\d+)$")
+_COUNTS = ("buffer_steps", "hwm", "max_queue_size")
+_TEXTS = ("endpoint", "topic")
 
 
-class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of vLLM's option. Those with the word `max` or `steps` count batches or events."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventsConfig:
+    """The fields of vLLM's option. `buffer_steps` counts batches, `hwm` messages, `max_queue_size` events."""
 
     enable_kv_cache_events: bool = False
-    publisher: Literal["zmq", "null"] | None = None
-    """None: zmq if events are enabled."""
+    publisher: str | None = None
+    """zmq or null; None: zmq if events are enabled."""
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
@@ -30,11 +33,24 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def kv_events_of(text: str) -> KvEventsConfig | None:
     """Returns the value of `--kv-events-config`, with nothing enabled for an empty text; None if it is wrong."""
+    # Not with msgspec: the launcher reads settings before it imports any library.
     try:
-        found = msgspec.json.decode(text or "{}", type=KvEventsConfig)
-    except msgspec.DecodeError:
+        read = json.loads(text or "{}")
+        found = KvEventsConfig(**cast(dict[str, Any], read)) if isinstance(read, dict) else None
+    except (ValueError, TypeError):
         return None
-    return found if min(found.buffer_steps, found.hwm, found.max_queue_size) > 0 else None
+    return found if found is not None and _is_right(asdict(found)) else None
+
+
+def _is_right(values: dict[str, Any]) -> bool:
+    counts = [values[name] for name in _COUNTS]
+    return (
+        type(values["enable_kv_cache_events"]) is bool
+        and values["publisher"] in (None, "zmq", "null")
+        and all(type(values[name]) is str for name in _TEXTS)
+        and isinstance(values["replay_endpoint"], str | None)
+        and all(type(count) is int and count > 0 for count in counts)
+    )
 
 
 def of_replica(text: str, number: int) -> str:
@@ -51,10 +67,8 @@ def of_replica(text: str, number: int) -> str:
             return f"{endpoint}_dp{number}" if endpoint else endpoint
         return _PORT.sub(lambda found: f":{int(found[1]) + number}", endpoint)
 
-    own = msgspec.structs.replace(
-        config, endpoint=moved(config.endpoint) or "", replay_endpoint=moved(config.replay_endpoint)
-    )
-    return msgspec.json.encode(own).decode()
+    own = replace(config, endpoint=moved(config.endpoint) or "", replay_endpoint=moved(config.replay_endpoint))
+    return json.dumps(asdict(own))
 
 
 def has_zmq() -> bool:

@@ -9,10 +9,10 @@ that also a lost last message is sent again. Runs on the event loop; the step th
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from antiphon.services.engine.block_events.log import BlockLog, Snapshot
 from antiphon.services.engine.core.core import Core
-from antiphon.services.engine.engine import Engine
 from antiphon.services.engine.publisher import Publisher
 from antiphon.services.engine.sequence_table import GatewayKey
 from antiphon.shared import limits
@@ -23,14 +23,16 @@ from antiphon.shared.messages import BlockEvents, BlockSnapshot, FollowBlocks, M
 from antiphon.shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
+CallOnCore = Callable[[Callable[[Core], None]], None]
 PIECE = limits.BLOCK_EVENTS_BATCH
 
 
 class BlockFeed:
     """The followers of one engine. `soon` and `sweep` are called on the event loop."""
 
-    def __init__(self, host: Host, engine: Engine, publisher: Publisher) -> None:
-        self._host, self._engine, self._publisher = host, engine, publisher
+    def __init__(self, host: Host, call: CallOnCore, publisher: Publisher) -> None:
+        """`call`: see `Engine.call`."""
+        self._host, self._call, self._publisher = host, call, publisher
         self.log = BlockLog()
         self._event_loop = asyncio.get_running_loop()
         self.is_followed = False
@@ -55,13 +57,13 @@ class BlockFeed:
             return
         if not self._leases:
             self.is_followed = True
-            self._engine.call(self._watch)
+            self._call(self._watch)
         self._leases[key] = self._host.clock.monotonic() + limits.BLOCK_LEASE_S
         kept = self.log.since(wish.position)
         if kept is None:
             if not any(subject == wish.reply_subject for subject, _, _ in self._pieces):
                 self._wanting[wish.reply_subject] = None
-                self._engine.call(self._photograph)
+                self._call(self._photograph)
             return
         for position, events in kept:
             self._send(wish.reply_subject, self._events(position, events))
@@ -77,11 +79,16 @@ class BlockFeed:
         for key in [key for key, ends in self._leases.items() if ends < now]:
             del self._leases[key]
             if not self._leases:
-                self.is_followed = False
-                self.close()
-                self._engine.call(self._unwatch)
-                self.log.restart()
+                self.forget()
+                self._call(self._unwatch)
         self.soon()
+
+    def forget(self) -> None:
+        """Ends all leases. A gateway that asks again, for whatever position, gets a snapshot."""
+        self._leases.clear()
+        self.is_followed = False
+        self.close()
+        self.log.restart()
 
     def close(self) -> None:
         """Sends nothing more until a gateway follows again."""

@@ -38,7 +38,7 @@ class PrefixIndex:
         return count
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class KnownBlocks:
     """The blocks of an engine whose cache is followed.
 

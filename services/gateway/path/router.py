@@ -126,7 +126,11 @@ class Router:
             return ready[0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in affinity and self._has_row(e)] or ready
-        return min(ready, key=lambda e: (self._cost(e, num_tokens, blocks, idle), self._used(e), e.id), default=None)
+        return min(
+            ready,
+            key=lambda e: (self._cost(e, num_tokens, blocks, idle), _engine_status(e).counters.prompt_tokens, e.id),
+            default=None,
+        )
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
         """Returns the responsive prefill engines that can serve a decode engine: those with the same weights."""
@@ -156,7 +160,7 @@ class Router:
             return self._cost(e, num_tokens, blocks, idle) * (1 if same else OTHER_CONFIGURATION)
 
         able = [e for e in prefill_engines if self.credit(e, client, idle=idle) > 0]
-        return min(able, key=lambda e: (cost(e), self._used(e), e.id), default=None)
+        return min(able, key=lambda e: (cost(e), _engine_status(e).counters.prompt_tokens, e.id), default=None)
 
     def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, blocks: Sequence[int]) -> int:
         """Returns how many tokens of a prompt are not in the engine's prefix cache, by this gateway's estimate."""
@@ -352,9 +356,6 @@ class Router:
     def _has_row(self, engine: Heartbeat) -> bool:
         status = _engine_status(engine)
         return _num_ordinary(status) + self._load(engine).sent < status.max_num_seqs
-
-    def _used(self, engine: Heartbeat) -> int:
-        return _engine_status(engine).counters.prompt_tokens
 
     def _num_streams(self, detokenizer: Heartbeat) -> int:
         # The heartbeat counts the streams of all gateways; this gateway knows its own new streams before the next

@@ -263,7 +263,9 @@ def test_an_endpoint_in_use_ends_the_start_with_a_message(core, endpoints, publi
         publisher_module.KvEventPublisher(config, core)
 
 
-@pytest.mark.parametrize("text", ["x", "[]", '{"publisher": "kafka"}', '{"unknown": 1}', '{"hwm": 0}'])
+@pytest.mark.parametrize(
+    "text", ["x", "[]", '{"publisher": "kafka"}', '{"unknown": 1}', '{"hwm": 0}', '{"hwm": "x"}', '{"topic": null}']
+)
 def test_a_wrong_option_is_not_a_config(text):
     assert kv_events_of(text) is None
 
