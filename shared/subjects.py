@@ -15,6 +15,7 @@ is `model_token` of the model's served name.
 |                               | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
 | `eng.<id>.<instance_id>.lora` | gateway              | LoadAdapter (request)                                        |
 | `eng.<id>.<instance_id>.kv`   | engine               | KvRoomQuery (request)                                        |
+| `eng.<id>.<instance_id>.blk`  | gateway              | FindBlocks, ReadBlock, WriteBlock (request)                  |
 | `lora.<model>`                | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl`  | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok`  | engine               | TokenEvents                                                  |
@@ -111,6 +112,10 @@ class ServiceSubjects(_Namespace):
     def engine_kv(self, engine_id: str, instance_id: str) -> str:
         """Requests to one engine process about stored KV."""
         return self._join("eng", engine_id, instance_id, "kv")
+
+    def engine_blocks(self, engine_id: str, instance_id: str) -> str:
+        """Requests to one engine process about the blocks of KV on its disk."""
+        return self._join("eng", engine_id, instance_id, "blk")
 
     def adapters(self, model: str) -> str:
         """Changes of the adapters of a model, to all its engines and all gateways."""
