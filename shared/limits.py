@@ -700,16 +700,16 @@ SESSION_FRAME_BYTES = 64 * 2**20
 """Size of a block, or of a head, in a session file. Bounds what a gateway and an engine hold of it."""
 SESSION_BYTES_MAX = 256 * 2**30
 """Size of an imported file: far above that of the longest contexts. It is not stored, but passed on block by block."""
+SESSION_DRAINED_BYTES = 64 * 2**20
+"""Bytes of a refused file that a gateway still reads, so that its sender gets the reason."""
 SESSION_MOVES_MAX = 2
 """Exports and imports of a gateway at a time: each holds a block and derives a key with 32 MiB."""
 SESSION_WRITES_MAX = 4
 """Blocks that an engine receives at a time; beyond, the one that was begun first is dropped."""
 SESSION_BLOCK_S = 10.0
 """Time limit for an engine's answer about blocks, seconds: a slow disk, or an index that is read first."""
-SESSION_STORE_IDLE_S = 10.0
-"""Seconds after the last block at which an engine closes what it has open to write imported ones."""
-SESSION_SEEN_S = 1.0
-"""How long an engine waits until what it has written can be loaded, seconds: ten times as long as that takes."""
+SESSION_BLOCKS_MAX = 2**20
+"""Blocks of one session: sixteen million tokens."""
 SESSIONS_MAX = 1000
 """Sessions that a key's list has; the oldest leave it."""
 

@@ -37,8 +37,6 @@ class BlockPiece(Message, frozen=True, array_like=True, tag=True):
     """A part of a block, at most `limits.SESSION_PIECE_BYTES`. `size`: of the whole block; 0: it is not there."""
 
     size: int
-    num_tokens: int = 0
-    checksum: int = 0
     data: bytes = b""
 
 
@@ -47,13 +45,9 @@ class WriteBlock(Message, frozen=True, array_like=True, tag=True, kw_only=True):
 
     form: str
     name: bytes
-    num_tokens: int
-    checksum: int
     size: int
     offset: int
     data: bytes
-    is_last: bool = False
-    """Whether no block follows: the answer comes when sequences can load what was written."""
 
 
 class BlockTaken(Message, frozen=True, array_like=True, tag=True):

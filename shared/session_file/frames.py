@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 
 from antiphon.shared import limits
-from antiphon.shared.recorded_request import RecordedContent, decode, encode
+from antiphon.shared.recorded_request import RecordedContent, decode
 from antiphon.shared.session_file.sealing import wrong_file
 
 _FRAME = struct.Struct("<BI")
-_BLOCK = struct.Struct("<IHIB")
+_BLOCK = struct.Struct("<IB")
 _HEAD, _KV = 1, 2
 
 
@@ -27,7 +27,7 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     """`ModelFacts.digest` of the model; empty: not known."""
     kv_form: str = ""
-    """What determines the bytes of the blocks: the name of their directory in a store (`engine.kv.sessions`). Empty:
+    """What determines the bytes of the blocks: `DiskTier.identity`. Empty:
     there are none."""
     block_size: int = 0
     """Tokens of a block; 0: there are none."""
@@ -36,12 +36,10 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileBlock(NamedTuple):
-    """A block of KV. `index`: of its place among the tokens. `checksum`: see `engine.kv.pieces`."""
+    """A block of KV. `place`: its number among the tokens."""
 
-    index: int
+    place: int
     suffix: bytes
-    num_tokens: int
-    checksum: int
     data: bytes
 
 
@@ -55,13 +53,8 @@ def pack_head(head: SessionHead) -> bytes:
 
 def pack_block(block: FileBlock) -> bytes:
     """Returns the frame of a block."""
-    fields = _BLOCK.pack(block.index, block.num_tokens, block.checksum, len(block.suffix))
+    fields = _BLOCK.pack(block.place, len(block.suffix))
     return _frame(_KV, fields + block.suffix + block.data)
-
-
-def raw_content(content: RecordedContent) -> msgspec.Raw:
-    """Returns the field `content` of a head."""
-    return msgspec.Raw(encode(content))
 
 
 def content_of(head: SessionHead) -> RecordedContent:
@@ -112,9 +105,8 @@ def _head(data: bytes) -> SessionHead:
 def _block(data: bytes) -> FileBlock:
     if len(data) <= _BLOCK.size:
         raise wrong_file("it has an empty block")
-    index, num_tokens, checksum, length = _BLOCK.unpack_from(data)
+    index, length = _BLOCK.unpack_from(data)
     if length > limits.SESSION_SUFFIX_BYTES:
         raise wrong_file("it has a block with a name that is too long")
     start = _BLOCK.size
-    return FileBlock(index, data[start : start + length], num_tokens, checksum, data[start + length :])
-
+    return FileBlock(index, data[start : start + length], data[start + length :])
