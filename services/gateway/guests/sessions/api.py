@@ -100,12 +100,11 @@ class TheApi(Api):
         check_query(request, ())
         key, session = _key(request), await self._store.get(session_id)
         card = self._serving.backend.resolve_model(session.recorded().model)
-        with contextlib.ExitStack() as unfinished:
-            unfinished.enter_context(self._moving())
+        self._check_moves()
+        with self._moving():
             sealer = await asyncio.to_thread(Sealer, key)
-            held = unfinished.pop_all()
+        pieces = self._moved(exported(session, card, sealer, self._blocks))
         disposition = {"content-disposition": f'attachment; filename="{session_id}.session"'}
-        pieces = _while_held(exported(session, card, sealer, self._blocks), held)
         return StreamingResponse(pieces, media_type=FILE_TYPE, headers={**NOT_KEPT, **disposition})
 
     async def proceed(self, request: Request, session_id: str) -> Response:
@@ -176,6 +175,7 @@ class TheApi(Api):
 
     async def _imported(self, request: Request) -> Session:
         key, models = _key(request), self._serving.backend.models()
+        self._check_moves()
         importer = Importer(ID_PREFIX + new_id(), current_call().key.name, models, self._blocks)
         pieces = request_body.pieces(request.scope["headers"], request.receive, limits.SESSION_BYTES_MAX)
         with self._moving():
@@ -185,23 +185,25 @@ class TheApi(Api):
                 await _drained(pieces)
                 raise
 
-    @contextlib.contextmanager
-    def _moving(self) -> Iterator[None]:
-        """Counts an export or an import. Raises ServiceError if there are too many."""
+    def _check_moves(self) -> None:
         if self._num_moves >= limits.SESSION_MOVES_MAX:
             message = "Other sessions are being exported or imported. Try again later."
             raise ServiceError("server_is_overloaded", message, retry_after_s=_RETRY_AFTER_S)
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Counts an export or an import while it takes memory."""
         self._num_moves += 1
         try:
             yield
         finally:
             self._num_moves -= 1
 
-
-async def _while_held(pieces: AsyncIterator[bytes], held: contextlib.ExitStack) -> AsyncIterator[bytes]:
-    with held:
-        async for piece in pieces:
-            yield piece
+    async def _moved(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        # Counted here, because an answer whose client has left before it begins is never read.
+        with self._moving():
+            async for piece in pieces:
+                yield piece
 
 
 async def _drained(pieces: AsyncIterator[bytes]) -> None:
