@@ -40,8 +40,11 @@ from antiphon.shared.messages.detokenizer import (
     TokenText,
 )
 from antiphon.shared.messages.engine import (
+    KV_MISSES,
     Cancel,
     Done,
+    KvMiss,
+    KvOrigin,
     KvSource,
     ProgressQuery,
     ProgressReply,

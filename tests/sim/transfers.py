@@ -106,7 +106,7 @@ class MemoryChannel(Channel):
 class SimConnector:
     """A connector on the simulation's event loop. A sender has an address."""
 
-    tier = keeper = None  # there is no disk
+    tier = keeper = copies = None  # there is no disk
 
     def __init__(self, network: Network, steps: StepLoop, address: str) -> None:
         self.address = address

@@ -78,7 +78,7 @@ class KvConnector:
         self._failed = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._loads: dict[str, asyncio.Task[int]] = {}
+        self._loads: dict[str, asyncio.Task[tuple[int, float]]] = {}
         self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
         self._sender, self._pool = Sender(memory, self._release, content), ReceiverPool()
         self._fetches: set[asyncio.Task[None]] = set()
@@ -206,24 +206,25 @@ class KvConnector:
             if (task := self._loads.get(transfer_id)) is not None:
                 task.cancel()
 
-    async def _load(self, order: KvLoad) -> int:
+    async def _load(self, order: KvLoad) -> tuple[int, float]:
+        """Returns the number of leading blocks, and the seconds that the disk took."""
         async with self._slots:
-            if not order.address:
-                assert self.tier is not None, "a load from a disk without one"
-                return await self.tier.load(order)
-            return await load(order, self._memory, self._content, self._pool)
+            if order.address:
+                return await load(order, self._memory, self._content, self._pool), 0.0
+            assert self.tier is not None, "a load from a disk without one"
+            return await self.tier.load(order)
 
-    def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:
+    def _loaded(self, transfer_id: str, task: "asyncio.Task[tuple[int, float]]") -> None:
         """Reports the end of a load, also after an error, so that the sequence does not wait for it."""
         del self._loads[transfer_id]
-        count = 0
+        found = 0, 0.0
         if not task.cancelled():
             error = task.exception()
             if error is None:
-                count = task.result()
+                found = task.result()
             else:
                 log.error("a transfer of KV failed: the prompt is computed here", exc_info=error)
-        self._ended(KvLoaded(transfer_id, count))
+        self._ended(KvLoaded(transfer_id, *found))
 
     def _ended(self, loaded: KvLoaded) -> None:
         with self._lock:

@@ -43,6 +43,7 @@ def loads(served: Served) -> dict[str, Any]:
     return {one["id"]: one["load"] for one in members if one["service"] == "engine"}
 
 
+@pytest.mark.matrix("K-04")
 async def test_streams_of_a_lost_machine_go_on_with_their_copies(served: Served) -> None:
     await asyncio.to_thread(wait_until, lambda: len(loads(served)) == 2, END_S)
     near = next(name for name in loads(served) if name != "far")

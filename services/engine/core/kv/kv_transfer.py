@@ -90,6 +90,8 @@ class KvLoaded(msgspec.Struct, frozen=True):
 
     transfer_id: str
     num_blocks: int
+    took_s: float = 0.0
+    """Of a load from the tier, without its wait for others."""
 
 
 class KvReleased(msgspec.Struct, frozen=True):
@@ -186,6 +188,7 @@ class KvTransfers:
             return False
         if self._take_room(sequence, source, num_hits, self._num_loadable(sequence)):
             return True
+        sequence.kv_miss = "no_room"
         self._tally.kv_failed_loads += 1
         return False
 
@@ -285,6 +288,8 @@ class KvTransfers:
             count = len(blocks) if complete else 0
         if self.pieces.states:
             self.pieces.loaded(load.state, wanted=complete and bool(load.sequences))
+        for sequence in load.sequences:
+            sequence.kv_miss = None if complete else "failed"
         if not load.sequences:
             self._swap.pool.free(blocks + load.host_windows)
             return []

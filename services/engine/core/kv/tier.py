@@ -11,7 +11,8 @@ windows and snapshots of states are stored under their names. Called by `core`.
 from collections.abc import Container
 from collections.abc import Sequence as SequenceOf
 
-from antiphon.services.engine.core.kv.kv_transfer import KvStore, KvTransfers
+from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvStore, KvTransfers
+from antiphon.services.engine.core.kv.pace import Pace
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.sequence import Sequence
@@ -38,6 +39,7 @@ class KvTier:
         self.is_copied = False
         """Whether stored blocks have copies at another engine: then the names of blocks in use are passed on too."""
         self.tokens_min = limits.KV_TIER_TOKENS_MIN
+        self.pace = Pace()
 
     def load(self, sequence: Sequence) -> bool:
         """Starts to wait for what is stored of a new sequence. Returns False if it should be queued at once."""
@@ -46,9 +48,29 @@ class KvTier:
         num_hits = self._transfers.num_hits(sequence)
         end = self._num_stored(sequence, num_hits)
         if (end - num_hits) * self._block_size < self.tokens_min:
+            sequence.kv_miss = "short" if end > num_hits else None
+            return False
+        if not self.pace.reading_is_faster():
+            sequence.kv_miss = "slow"
             return False
         name = f"tier {sequence.block_hashes[end - 1].hex()} {num_hits}"
-        return self._transfers.begin_stored(sequence, name, num_hits, end)
+        begun = self._transfers.begin_stored(sequence, name, num_hits, end)
+        sequence.kv_miss = None if begun else "no_room"
+        return begun
+
+    def loaded(self, result: KvLoaded) -> None:
+        """Takes notice of how long a load from the tier took."""
+        self.pace.has_read(result.num_blocks * self._block_size, result.took_s)
+
+    def planned(self, now_s: float) -> None:
+        """A step has been planned."""
+        if self.stored is not None:
+            self.pace.planned(now_s)
+
+    def applied(self, num_tokens: int, now_s: float) -> None:
+        """The oldest planned step has ended."""
+        if self.stored is not None:
+            self.pace.applied(num_tokens, now_s)
 
     def store(self, sequence: Sequence) -> None:
         """Passes on the blocks that have been published since the last call and are not stored."""

@@ -189,35 +189,38 @@ class DiskTier:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def load(self, order: KvLoad) -> int:
-        """Reads blocks until all are there or one is missing. Returns the number of leading blocks that are written.
+    async def load(self, order: KvLoad) -> tuple[int, float]:
+        """Reads blocks until all are there or one is missing. May be cancelled.
 
-        May be cancelled.
+        Returns the number of leading blocks that are written, and the seconds that this took without waits for others.
         """
         at_once = max(1, _READ_BYTES // self.block_bytes)
-        loop, done = asyncio.get_running_loop(), 0
+        loop, done, took_s = asyncio.get_running_loop(), 0, 0.0
         while done < len(order.hashes):
             names = order.hashes[done : done + at_once]
             reading = loop.run_in_executor(self._readers, self._read, names)
             try:
                 async with asyncio.timeout(limits.KV_SILENCE_S):
-                    data, entries = await reading
+                    data, entries, read_s = await reading
             except TimeoutError:
                 logger.warning("the disk of --kv-disk-path is silent: the rest of a prompt is computed")
-                return done
+                return done, took_s + limits.KV_SILENCE_S
+            began_s = loop.time() - read_s
             for place, entry in enumerate(entries):
                 block = data[place * self.block_bytes : place * self.block_bytes + entry.size]
                 if self._copy_in(order.host_blocks[done], block) != entry.checksum:
                     logger.warning("a block of KV on the disk is damaged: the rest of a prompt is computed")
                     self.store.forget(entry.name)
-                    return done
+                    return done, took_s
                 done += 1
+            took_s += loop.time() - began_s
             if len(entries) < len(names):
-                return done
-        return done
+                return done, took_s
+        return done, took_s
 
-    def _read(self, names: tuple[bytes, ...]) -> tuple[Bytes, list[Entry]]:
-        """Reads leading blocks, in a buffer of its own. On a reading thread."""
+    def _read(self, names: tuple[bytes, ...]) -> tuple[Bytes, list[Entry], float]:
+        """Reads leading blocks, in a buffer of its own. On a reading thread. Returns also the seconds that it took."""
+        began_s = time.monotonic()
         data = np.empty(len(names) * self.block_bytes, dtype=np.uint8)
         entries: list[Entry] = []
         for place, name in enumerate(names):
@@ -226,7 +229,7 @@ class DiskTier:
             if entry is None or entry.size != self.block_bytes:
                 break
             entries.append(entry)
-        return data, entries
+        return data, entries, time.monotonic() - began_s
 
     async def read(self, names: tuple[bytes, ...]) -> list[StoredBlock]:
         """Returns those of the blocks that are there and undamaged. Awaits the disk."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from antiphon.services.gateway.path.record import RecordedRequest, RequestFacts
 from antiphon.shared import limits
-from antiphon.shared.messages import StepEvent, UsageOutcome
+from antiphon.shared.messages import KvOrigin, StepEvent, UsageOutcome
 from antiphon.shared.observability.step_rows import STEP_COLUMNS
 
 _MICROSECONDS = 1e6
@@ -38,6 +38,8 @@ class Attempt:
     accepted_us: int | None = None
     lost_us: int | None = None
     reason: str = ""
+    origin: KvOrigin | None = None
+    """Where the KV of its prompt came from; None: unknown."""
     steps: "array[int]" = field(default_factory=lambda: array("Q"))
     """STEP_COLUMNS numbers for each step."""
     preempted_before: set[int] = field(default_factory=set[int])
@@ -231,6 +233,11 @@ class RequestRecord(RecordedRequest):
             here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have been idle before
             found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
         found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
+
+    def kv_came(self, index: int, attempt: int, origin: KvOrigin) -> None:
+        """An engine has told where the KV of the prompt came from."""
+        if (found := self._attempt(index, attempt)) is not None:
+            found.origin = origin
 
     def preempted(self, index: int, attempt: int, before_step: int) -> None:
         """An engine has taken the blocks of a sequence for others, and computes it again later."""

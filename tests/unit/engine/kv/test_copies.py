@@ -172,6 +172,7 @@ async def hangs_within_a_block(channel: Channel) -> None:
     await asyncio.sleep(1.5)
 
 
+@pytest.mark.matrix("K-05")
 @pytest.mark.parametrize("serve", [hangs, closes, wants_what_is_not_there, is_full, hangs_within_a_block])
 def test_a_keeper_that_misbehaves_is_given_up(model: Path, tmp_path: Path, serve: Any) -> None:
     with (
@@ -213,6 +214,7 @@ def send(keeper: Keeper, name: bytes, *blocks: tuple[Block, np.ndarray[Any, Any]
     return asyncio.run(run())
 
 
+@pytest.mark.matrix("K-06")
 def test_blocks_of_a_sender_that_lies_are_not_kept(model: Path, tmp_path: Path) -> None:
     with with_copies(model, tmp_path) as other:
         keeper, size = keeper_at(other), tier(other).block_bytes
