@@ -61,8 +61,12 @@ def child_hash(parent: bytes, packed_tokens: bytes, images: bytes = b"") -> byte
 
 def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"", images: tuple[Image, ...] = ()) -> bytes:
     """Returns the concatenated hashes, `HASH_BYTES` each, of all full blocks of a packed token list."""
-    stride = block_size * _TOKEN_BYTES
-    parent, hashes = root_hash(salt), list[bytes]()
+    return chain_from(root_hash(salt), packed_ids, block_size, images)
+
+
+def chain_from(parent: bytes, packed_ids: bytes, block_size: int, images: tuple[Image, ...] = ()) -> bytes:
+    """Like `chain_hashes`, with the parent of the first block (`root_hash`) in place of the salt."""
+    stride, hashes = block_size * _TOKEN_BYTES, list[bytes]()
     begun = b""
     for start in range(0, len(packed_ids) - stride + 1, stride):
         if images:

@@ -714,6 +714,32 @@ ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
 """Files of images of all requests of a gateway; further requests with images are refused as overload."""
 
+# --- sessions that travel ---
+SESSION_PIECE_BYTES = BATCH_BYTES_MAX
+"""Bytes of a block of KV in one message."""
+SESSION_NAMES_MAX = 1024
+"""Names of blocks in one `FindBlocks`: below 64 KiB."""
+SESSION_SUFFIXES_MAX = 64
+"""Blocks that are looked for beside one: the groups of windowed layers, or the pieces of a state."""
+SESSION_SUFFIX_BYTES = 2
+"""Bytes that tell the blocks of one place apart."""
+SESSION_FRAME_BYTES = 64 * 2**20
+"""Size of a block, or of a head, in a session file. Bounds what a gateway and an engine hold of it."""
+SESSION_BYTES_MAX = 256 * 2**30
+"""Size of an imported file: far above that of the longest contexts. It is not stored, but passed on block by block."""
+SESSION_DRAINED_BYTES = 64 * 2**20
+"""Bytes of a refused file that a gateway still reads, so that its sender gets the reason."""
+SESSION_MOVES_MAX = 2
+"""Exports and imports of a gateway at a time: each holds a block and derives a key with 32 MiB."""
+SESSION_WRITES_MAX = 4
+"""Blocks that an engine receives at a time; beyond, the one that was begun first is dropped."""
+SESSION_BLOCK_S = 10.0
+"""Time limit for an engine's answer about blocks, seconds: a slow disk, or an index that is read first."""
+SESSION_BLOCKS_MAX = 2**20
+"""Blocks of one session: sixteen million tokens."""
+SESSIONS_MAX = 1000
+"""Sessions that a key's list has; the oldest leave it."""
+
 # --- command line ---
 
 CHAT_HISTORY_LINES_MAX = 1000

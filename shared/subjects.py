@@ -17,6 +17,7 @@ is `model_token` of the model's served name.
 | `eng.<id>.<instance_id>.kv`   | engine               | KvRoomQuery (request)                                        |
 | `eng.<id>.<instance_id>.blk`  | gateway              | FollowBlocks                                                 |
 | `blk.<id>`                    | engine               | BlockEvents, to all gateways that follow the engine          |
+| `eng.<id>.<instance_id>.sto`  | gateway              | FindBlocks, ReadBlock, WriteBlock (request)                  |
 | `lora.<model>`                | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl`  | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok`  | engine               | TokenEvents                                                  |
@@ -122,6 +123,10 @@ class ServiceSubjects(_Namespace):
     def blocks(self, engine_id: str = "*") -> str:
         """Events of the prefix cache of one engine, or of all engines, to the gateways that follow it."""
         return self._join("blk", engine_id)
+
+    def engine_stored(self, engine_id: str, instance_id: str) -> str:
+        """Requests of gateways to one engine process about the blocks of KV on its disk."""
+        return self._join("eng", engine_id, instance_id, "sto")
 
     def adapters(self, model: str) -> str:
         """Changes of the adapters of a model, to all its engines and all gateways."""

@@ -15,6 +15,7 @@ from antiphon.services.engine.engine import Engine, MakeWorker
 from antiphon.services.engine.images import ImageLoader
 from antiphon.services.engine.peer_actor import PeerActor
 from antiphon.services.engine.self_tests import SelfTests
+from antiphon.services.engine.sessions.actor import SessionActor
 from antiphon.services.engine.steps.loop import Driver, StepReport
 from antiphon.services.engine.steps.progress import ProgressMonitor
 from antiphon.services.engine.steps.reports import ReportQueue
@@ -87,7 +88,8 @@ class EngineService:
         self.actor.also_handles(self.blocks)
         self._refresh()
         self._peers = self._make_peers(host)
-        self._side_actors = [each for each in (self._adapters, self._peers) if each is not None]
+        side_actors = self._adapters, self._peers, self._make_sessions(host)
+        self._side_actors = [each for each in side_actors if each is not None]
         for each in self._side_actors:
             await each.listen()
         self._side_tasks = [asyncio.create_task(each.run()) for each in self._side_actors]
@@ -227,6 +229,10 @@ class EngineService:
         if connector is None or connector.keeper is None:
             return None
         return PeerActor(host, connector, self.status)
+
+    def _make_sessions(self, host: Host) -> SessionActor | None:
+        connector = self.engine.connector
+        return None if connector is None or connector.tier is None else SessionActor(host, connector.tier)
 
     def _make_images(self, host: Host) -> ImageLoader | None:
         return ImageLoader(host, model_name(self._settings)) if self.engine.facts.takes_images else None

@@ -1,7 +1,8 @@
 """The messages that services exchange on the bus. Contains only data definitions, no logic.
 
 There is one file for each service, one for heartbeats (`presence`), one for adapters, one for versions of models, one
-for copies of KV, and one for types that several messages use (`base`). Import messages from this package.
+for copies of KV, one for sessions, and one for types that several messages use (`base`). Import messages from this
+package.
 
 A message is a frozen struct that `antiphon.shared.codec` encodes as one msgpack array whose first item is the name of
 the type. New fields are appended, with a default, so that an older reader skips them. The major version is part of the
@@ -97,6 +98,7 @@ from antiphon.shared.messages.presence import (
     StreamStatus,
     VisionStatus,
 )
+from antiphon.shared.messages.sessions import BlockPiece, BlocksFound, BlockTaken, FindBlocks, ReadBlock, WriteBlock
 from antiphon.shared.messages.tokenizer import (
     ChatMessage,
     DetokenizeReply,

@@ -42,6 +42,8 @@ class ModelFacts(Part, frozen=True, array_like=True, kw_only=True):
     """Type of most of a GGUF file's weights, method of a quantized checkpoint, or data type: `Q4_K`, `AWQ`, `BF16`."""
     on_device: bool = False
     """Whether the weights are in the memory of a GPU."""
+    digest: str = ""
+    """Hash of config.json and of samples of the weight files, whatever they are computed with."""
 
 
 class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):

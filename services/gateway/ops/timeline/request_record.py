@@ -115,6 +115,8 @@ class RequestRecord(RecordedRequest):
         self.keeps_content = on_content is not None
         self.data = b""
         """The content as JSON; empty if it is not kept, or not any more."""
+        self.snapshot: Callable[[], bytes] | None = None
+        """Returns the content of the running request so far; None: it has ended, or its content is not kept."""
 
     @property
     def duration_us(self) -> int:
@@ -127,9 +129,14 @@ class RequestRecord(RecordedRequest):
         found = self.num_steps - limits.RECORD_STEPS_MAX, self.num_pieces - 2 * limits.RECORD_PIECES_MAX
         return sum(max(0, over) for over in (*found, self.num_marks - limits.RECORD_MARKS_MAX))
 
+    def follow(self, snapshot: Callable[[], bytes]) -> None:
+        """See RecordedRequest."""
+        self.snapshot = snapshot
+
     def content(self, data: bytes) -> None:
         """See RecordedRequest."""
-        if self._on_content is not None:
+        self.snapshot = None
+        if data and self._on_content is not None:
             self.data = data
             self._on_content(self)
 
