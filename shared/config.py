@@ -137,6 +137,10 @@ def check_engine(settings: EngineSettings) -> None:
         )
     if settings.cache.kv_disk_path and not settings.cache.kv_disk_gb:
         raise SettingsError("--kv-disk-path: nothing is written there without --kv-disk-gb; give it a size")
+    if settings.cache.sleep_level != 1 and not settings.cache.sleep_after:
+        raise SettingsError("--sleep-level: without --sleep-after engines do not sleep by themselves; give it a time")
+    if settings.cache.sleep_after and not world.can_sleep(settings.parallel):
+        raise SettingsError(f"--sleep-after: {world.NO_SLEEP}; leave it out")
     if settings.kv_transfer.role != "prefill" and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
         raise SettingsError("--kv-host and --kv-bind are for engines with --role=prefill: only they listen")
 

@@ -51,6 +51,8 @@ from antiphon.shared.messages.engine import (
     SelfTestReply,
     SequenceMark,
     SequenceSteps,
+    Sleep,
+    SleepMode,
     StepEvent,
     StepEvents,
     Submit,
@@ -62,6 +64,7 @@ from antiphon.shared.messages.engine import (
     TokenEvents,
     TokenLogprobs,
     TopLogprob,
+    Wake,
     Withdraw,
 )
 from antiphon.shared.messages.engine_counters import EngineCounters, EngineLoad, Metric
@@ -89,6 +92,7 @@ from antiphon.shared.messages.presence import (
     ModelFacts,
     PoolStatus,
     ProcessResources,
+    SleepStatus,
     StreamStatus,
     VisionStatus,
 )

@@ -44,6 +44,20 @@ class ModelFacts(Part, frozen=True, array_like=True, kw_only=True):
     """Whether the weights are in the memory of a GPU."""
 
 
+class SleepStatus(Part, frozen=True, array_like=True, kw_only=True):
+    """Whether an engine sleeps, and how long it took to wake."""
+
+    level: int = 0
+    """0: awake, or still falling asleep; 1: without KV cache; 2: without weights too."""
+    on_demand: bool = False
+    """Whether a waiting sequence wakes it: it has fallen asleep by itself."""
+    num_wakes: int = 0
+    """How often the engine has woken since its start; a counter."""
+    wake_s: float = 0.0
+    """Seconds that this took together; a counter."""
+    last_wake_s: float = 0.0
+
+
 class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """The engine's model, capacity and load, by which gateways place sequences, and its counters."""
 
@@ -105,6 +119,7 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     step_tokens: int = 0
     """Largest number of prompt tokens that the engine computes in one step; 0: not known."""
     facts: ModelFacts = ModelFacts()
+    sleep: SleepStatus = SleepStatus()
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -2,7 +2,7 @@
 
 from antiphon.shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
 from antiphon.shared.settings import quantization
-from antiphon.shared.settings.allowed_values import GPU_KERNELS, LORA_RANK
+from antiphon.shared.settings.allowed_values import GPU_KERNELS, LORA_RANK, SLEEP_LEVEL
 
 
 class SchedulerSettings(Settings, group="engine: scheduling"):
@@ -110,6 +110,18 @@ class CacheSettings(Settings, group="engine: memory"):
         rule=NOT_NEGATIVE,
     )
     kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
+    sleep_after: float = flag(
+        0.0,
+        "seconds without requests after which an engine sleeps: it frees its memory until the next request, which waits "
+        "meanwhile (0: never)",
+        rule=NOT_NEGATIVE,
+    )
+    sleep_level: int = flag(
+        1,
+        "what a sleeping engine frees, with --sleep-after: 1: the KV cache, and on a GPU the weights too; 2: weights "
+        "everywhere",
+        rule=SLEEP_LEVEL,
+    )
     cpu_offload_gb: float = flag(
         0.0,
         "weights in host memory, GiB (on a CPU they all are; on a GPU, with Triton kernels, layers are copied ahead of "
