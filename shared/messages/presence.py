@@ -50,7 +50,7 @@ class SleepStatus(Part, frozen=True, array_like=True, kw_only=True):
     level: int = 0
     """0: awake, or still falling asleep; 1: without KV cache; 2: without weights too."""
     on_demand: bool = False
-    """Whether a waiting sequence wakes it: it has fallen asleep by itself."""
+    """Whether a waiting sequence wakes it: it has fallen asleep by itself, or was told so."""
     num_wakes: int = 0
     """How often the engine has woken since its start; a counter."""
     wake_s: float = 0.0

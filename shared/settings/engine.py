@@ -112,8 +112,8 @@ class CacheSettings(Settings, group="engine: memory"):
     kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
     sleep_after: float = flag(
         0.0,
-        "seconds without requests after which an engine sleeps: it frees its memory until the next request, which waits "
-        "meanwhile (0: never)",
+        "seconds without requests after which an engine sleeps: it frees its memory until the next request, which "
+        "waits meanwhile (0: never)",
         rule=NOT_NEGATIVE,
     )
     sleep_level: int = flag(

@@ -76,7 +76,7 @@ class Sleeper:
             raise ServiceError("unsupported_parameter", self._refusal)
         if message.level not in LEVELS or message.mode not in MODES:
             raise ServiceError("invalid_value", "An engine sleeps at level 1 or 2, with mode wait, keep or abort.")
-        self._fall_asleep(message.level, message.mode, on_demand=False)
+        self._fall_asleep(message.level, message.mode, on_demand=message.on_demand)
         return Ack("")
 
     @handles(Wake)
