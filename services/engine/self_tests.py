@@ -13,7 +13,10 @@ from antiphon.shared.messages import SelfTest, SelfTestReply
 
 
 class SelfTests:
-    """The tests of one engine, None while it sleeps. `fault` tells what is wrong with it, "" if nothing is known; `on_fault` ends it."""
+    """The tests of one engine, which `engine` returns; None while it sleeps.
+
+    `fault` tells what is wrong with it, "" if nothing is known; `on_fault` ends it.
+    """
 
     def __init__(
         self,

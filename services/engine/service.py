@@ -342,5 +342,7 @@ def _read_facts(settings: EngineSettings, *, on_device: bool) -> ModelFacts:
 
 def _return_memory() -> None:
     """Gives memory that nothing refers to any more back to the system."""
+    gc.unfreeze()  # the process excludes what is made at its start from collections; the engine is of that
     gc.collect()
+    gc.freeze()
     return_free_heap()

@@ -85,7 +85,7 @@ class Core:
         self.checks = SpecChecks(limits, facts)
         self.num_speculative_tokens, self._looks_up = limits.num_speculative_tokens, limits.use_lookahead
         self._num_added = 0
-        self._num_applied = 0
+        self._num_applied = self.states.num_applied = self.tally.step
 
     def __contains__(self, sequence_id: str) -> bool:
         """Whether the sequence is live: from `add` until its outcome has a finish reason or until `abort`."""

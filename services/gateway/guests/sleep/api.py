@@ -122,7 +122,7 @@ class TheApi(Api):
         return found
 
     async def _until(self, engines: list[Heartbeat], verb: str, done: Any) -> None:
-        """Waits until the latest heartbeats of the engines are as wanted. Raises ServiceError if that takes too long."""
+        """Waits until the latest heartbeats of the engines are as wanted. Raises ServiceError after a time."""
         names = {engine.id for engine in engines}
 
         def late() -> list[str]:

@@ -68,7 +68,7 @@ class EngineControls:
         return self.view(engine_id)
 
     async def order(self, engine: Heartbeat, message: Message) -> None:
-        """Sends an engine a message that it answers with `Ack`. Raises ServiceError without an answer or if it refuses."""
+        """Sends an engine a message that it answers with `Ack`. Raises ServiceError if it does not, or refuses."""
         subject = self._host.subjects.engine_control(engine.id, engine.instance_id)
         try:
             await ask(self._host.transport, subject, message, _ACK, timeout_s=limits.OPEN_TIMEOUT_S)
