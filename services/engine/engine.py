@@ -289,6 +289,7 @@ class Engine:
             if not self.step():
                 self.wait(LEFT_WAIT_S)
         self._end_parts()
+        self._loop.connector = self.connector = self._core.tier.stored = None  # they refer to the KV cache
         counters = self.counters()
         if keeps_weights and self._executor.release_cache():
             golden = None if self.canary is None else self.canary.golden
