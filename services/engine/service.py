@@ -152,7 +152,7 @@ class EngineService:
             await asyncio.to_thread(self._kept.executor.close)
             self._kept = Kept(counters=self._kept.counters)
         await asyncio.sleep(SETTLE_S)
-        await asyncio.to_thread(_return_memory)
+        await asyncio.to_thread(self._return_memory)
         # Everything else stays as it was.
         self._status = msgspec.structs.replace(self.status(), load=EngineLoad(), kv_address="")
         return 1 if self._kept is not None and self._kept.executor is not None else 2
@@ -246,6 +246,13 @@ class EngineService:
             level=self._settings.cache.sleep_level,
             refusal="" if can_sleep else f"This engine cannot sleep: {world.NO_SLEEP}.",
         )
+
+    def _return_memory(self) -> None:
+        """Gives memory that nothing refers to any more back to the system."""
+        gc.unfreeze()  # the process excludes what is made at its start from collections; the engine is of that
+        gc.collect()
+        gc.freeze()
+        return_free_heap()
 
     def _on_fault(self, fault: str) -> None:
         """Called from any thread when a self-test has found a fault."""
@@ -341,11 +348,3 @@ def _read_facts(settings: EngineSettings, *, on_device: bool) -> ModelFacts:
     from antiphon.services.engine.worker.loading.model_facts import model_facts
 
     return model_facts(model_directory(settings), on_device=on_device)
-
-
-def _return_memory() -> None:
-    """Gives memory that nothing refers to any more back to the system."""
-    gc.unfreeze()  # the process excludes what is made at its start from collections; the engine is of that
-    gc.collect()
-    gc.freeze()
-    return_free_heap()

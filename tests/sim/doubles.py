@@ -104,6 +104,9 @@ class SimulatedEngine(EngineService):
             engine.connector = engine._loop.connector = connector
         return engine
 
+    def _return_memory(self) -> None:
+        """A simulation collects no garbage."""
+
     def _drive(self):
         self.driver = TaskLoop(self.engine._loop, self._on_exit)
         return self.driver
