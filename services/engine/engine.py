@@ -33,6 +33,7 @@ from antiphon.services.engine.grammar_gate import GrammarGate, LoadAdapter
 from antiphon.services.engine.kv.address import default_kv_host
 from antiphon.services.engine.kv.connector import KvConnector
 from antiphon.services.engine.kv.disk.tier import open_tier
+from antiphon.services.engine.sleep.lent_memory import LentMemory
 from antiphon.services.engine.steps.in_flight import InFlightSteps
 from antiphon.services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
 from antiphon.services.engine.warmup import warm_up
@@ -94,6 +95,8 @@ class Engine:
         self.guard: WeightGuard | None = None
         """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
         self._sums: Checksums | None = None
+        self._lent: LentMemory | None = None
+        """The blocks, as the connector has them."""
         self._gate = GrammarGate(executor.compile_grammar, self._loop.add, self._loop.abort, self._loop.refuse)
 
     @classmethod
@@ -191,7 +194,7 @@ class Engine:
         if (transfer.role == "decode" or has_disk) and not self.facts.num_host_blocks:
             raise SettingsError(f"{option}: KV arrives in host memory: give the engine some with --swap-space")
         host = (transfer.kv_host or default_kv_host(settings.nats)) if transfer.role == "prefill" else None
-        memory = self._executor.kv_memory()
+        memory = self._lent = LentMemory(self._executor.kv_memory())
         connector = self._loop.connector = self.connector = KvConnector(
             memory,
             self._loop.wake,
@@ -289,7 +292,8 @@ class Engine:
             if not self.step():
                 self.wait(LEFT_WAIT_S)
         self._end_parts()
-        self._loop.connector = self.connector = self._core.tier.stored = None  # they refer to the KV cache
+        if self._lent is not None:
+            self._lent.take_back()
         counters = self.counters()
         if keeps_weights and self._executor.release_cache():
             golden = None if self.canary is None else self.canary.golden

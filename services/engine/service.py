@@ -40,8 +40,6 @@ logger = logging.getLogger(__name__)
 JOIN_S = 5.0
 LAST_STEP_S = 60.0
 """Longest wait for the step that runs when the engine falls asleep. The watchdog ends the process before."""
-SETTLE_S = 0.1
-"""Threads of an engine that was left, such as readers of a disk, end in this time; they refer to its memory."""
 FAULT_NOTICE_S = 3 * limits.HEARTBEAT_INTERVAL_S
 """Minimum time between the first heartbeat that reports a fault and the end of the process, seconds."""
 DETERMINISTIC = "-deterministic"
@@ -151,7 +149,6 @@ class EngineService:
         elif self._kept is not None and self._kept.executor is not None:
             await asyncio.to_thread(self._kept.executor.close)
             self._kept = Kept(counters=self._kept.counters)
-        await asyncio.sleep(SETTLE_S)
         await asyncio.to_thread(self._return_memory)
         # Everything else stays as it was.
         self._status = msgspec.structs.replace(self.status(), load=EngineLoad(), kv_address="")
@@ -249,9 +246,7 @@ class EngineService:
 
     def _return_memory(self) -> None:
         """Gives memory that nothing refers to any more back to the system."""
-        gc.unfreeze()  # the process excludes what is made at its start from collections; the engine is of that
         gc.collect()
-        gc.freeze()
         return_free_heap()
 
     def _on_fault(self, fault: str) -> None:
