@@ -1,4 +1,4 @@
-"""The commands for operators: `drain`, `resume`, `sleep`, `wake`, `models`, and `replay`, `fork`, `record` about recorded requests."""
+"""The commands for operators: of engines and models, and `replay`, `fork`, `record` about recorded requests."""
 
 import argparse
 from pathlib import Path
