@@ -178,7 +178,8 @@ class EngineService:
         parts = {self._ended, self._actor_task, self._housekeeping, self._publisher}
         parts |= {self._adapters_task} if self._adapters_task is not None else set()
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        # `drain` cancels the others when it has ended the service.
+        for task in {self._ended} if self._ended in done else done:
             await task
 
     async def drain(self) -> None:

@@ -94,7 +94,8 @@ def test_an_engine_that_an_operator_has_put_to_sleep_waits_for_an_operator(model
         request = asyncio.create_task(asked(society, 0, 0.0, "gateway0"))
         # Longer than a request waits for an engine that is not there.
         await asyncio.sleep(2 * limits.QUEUE_WAIT_S)
-        assert not request.done() and engine._sleeper.status().level > 0
+        assert not request.done()
+        assert engine._sleeper.status().level > 0
         await order(society, engine, Wake())
         await request
 
@@ -108,6 +109,7 @@ def test_abort_ends_the_streams_with_an_error_that_tells_why(model_dir):
         await until(society, lambda: engine.actor.sequences.num_live == 1)
         await order(society, engine, Sleep(1, "abort"))
         answer = await request
-        assert answer.error is not None and "put to sleep" in answer.error.message
+        assert answer.error is not None
+        assert "put to sleep" in answer.error.message
 
     simulate(model_dir, scenario)
