@@ -62,12 +62,12 @@ def test_engines_fall_asleep_between_requests_and_none_is_lost(model_dir, seed):
         # The pauses are about as long as the time until the engines fall asleep, so that both meet.
         at, work = 0.0, []
         for number in range(30):
-            at += chance.choice([0.0, 0.05, chance.uniform(0.2, 0.8)])
+            at += chance.choice([0.0, 0.05, chance.uniform(0.2, 0.8), chance.uniform(0.4, 0.9)])
             work.append(asked(society, number, at, f"gateway{chance.randrange(2)}"))
         await asyncio.gather(*work)
         assert sum(engine._sleeper.status().num_wakes for engine in society.engines()) > 1
 
-    simulate(model_dir, scenario, seed, engines=1 + seed % 2, gateways=2, sleep_after=0.4, sleep_level=1 + seed % 2)
+    simulate(model_dir, scenario, seed, engines=1 + seed % 2, gateways=2, sleep_after=0.2, sleep_level=1 + seed % 2)
 
 
 @pytest.mark.parametrize(("mode", "seed"), slow_but(["keep"], [(m, s) for s in range(3) for m in ("keep", "wait")]))

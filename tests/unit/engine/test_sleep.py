@@ -40,7 +40,7 @@ def run(engine: Engine, name: str, **more) -> None:
         ("torch", "llama", {}),
         ("auto", "mamba2", {}),
         pytest.param("auto", "qwen3_next", {}, marks=pytest.mark.slow),
-        pytest.param("torch", "gemma3", {}, marks=pytest.mark.slow),
+        pytest.param("torch", "gemma3_text", {}, marks=pytest.mark.slow),
     ],
 )
 def test_tokens_after_a_sleep_equal_those_before(tmp_path, backend, family, overrides):
