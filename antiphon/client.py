@@ -13,10 +13,11 @@ once.
 import contextlib
 import http.client
 import json
+import os
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from antiphon.shared.flags import SettingsError
 from antiphon.terminal.exit_codes import CommandError, Exit
@@ -30,6 +31,7 @@ _PAUSES_S = (0.1, 2.0)
 _TEMPORARY = frozenset({409, 429, 500, 502, 503, 504})
 """Statuses after which the same request may succeed: another gateway may answer it."""
 _DONE = b"[DONE]"
+_PIECE_BYTES = 2**20
 
 
 class ServerError(CommandError):
@@ -81,7 +83,7 @@ class Client:
 
     @contextlib.contextmanager
     def exchange(
-        self, method: str, path: str, data: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, data: bytes | BinaryIO | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """Sends a request and gives the response, whatever its status. Raises OSError or HTTPException."""
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
@@ -100,6 +102,23 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Returns the decoded answer to a POST request. Raises ServerError."""
         with self._failures(), self._accepted("POST", path, json.dumps(body).encode()) as response:
+            return json.loads(response.read())
+
+    def delete(self, path: str) -> Any:
+        """Returns the decoded answer to a DELETE request. Raises ServerError."""
+        with self._failures(), self._accepted("DELETE", path) as response:
+            return json.loads(response.read())
+
+    def download(self, path: str, headers: Mapping[str, str]) -> Iterator[bytes]:
+        """Yields the answer to a GET request, piece by piece. Raises ServerError, also if it is broken off."""
+        with self._failures(), self._accepted("GET", path, headers=headers) as response:
+            while piece := response.read(_PIECE_BYTES):
+                yield piece
+
+    def upload(self, path: str, file: BinaryIO, headers: Mapping[str, str]) -> Any:
+        """Sends a file as the body of a POST request. Returns the decoded answer. Raises ServerError."""
+        size = os.fstat(file.fileno()).st_size
+        with self._failures(), self._accepted("POST", path, file, {**headers, "Content-Length": str(size)}) as response:
             return json.loads(response.read())
 
     def first_model(self) -> str:
@@ -166,7 +185,7 @@ class Client:
 
     @contextlib.contextmanager
     def _accepted(
-        self, method: str, path: str, data: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, data: bytes | BinaryIO | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         with self.exchange(method, path, data, headers) as response:
             if response.status != 200:

@@ -30,6 +30,7 @@ from antiphon.shared.settings.engine import (
     SchedulerSettings,
 )
 from antiphon.shared.settings.images import EngineImageSettings, GatewayImageSettings
+from antiphon.shared.settings.kv_events import has_zmq, kv_events_of
 from antiphon.shared.settings.parallel import ParallelSettings
 from antiphon.shared.settings.records import RecordSettings
 
@@ -129,20 +130,43 @@ def check_engine(settings: EngineSettings) -> None:
     world.check(settings.parallel)
     if settings.kv_transfer.role == "decode" and settings.cache.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
+    _check_kv_disk(settings)
+    if settings.cache.sleep_level != 1 and not settings.cache.sleep_after:
+        raise SettingsError("--sleep-level: without --sleep-after engines do not sleep by themselves; give it a time")
+    if settings.cache.sleep_after and not world.can_sleep(settings.parallel):
+        raise SettingsError(f"--sleep-after: {world.NO_SLEEP}; leave it out")
+    listens = settings.kv_transfer.role == "prefill" or settings.kv_transfer.kv_replicate == "peer"
+    if not listens and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
+        raise SettingsError(
+            "--kv-host and --kv-bind are for engines with --role prefill or --kv-replicate peer: only they listen"
+        )
+    events = kv_events_of(settings.cache.kv_events_config)
+    if events is not None and events.is_on:
+        if not has_zmq():
+            raise SettingsError(
+                "--kv-events-config: pyzmq is not installed here. Install it (pip install 'antiphon[zmq]'), or leave "
+                "the option out"
+            )
+        if not settings.cache.enable_prefix_caching:
+            raise SettingsError(
+                "--kv-events-config: the events are those of the prefix cache; leave --enable-prefix-caching on"
+            )
+
+
+def _check_kv_disk(settings: EngineSettings) -> None:
     if settings.cache.kv_disk_gb and settings.cache.swap_space == 0:
         raise SettingsError("--swap-space: KV from the disk is read into host memory and needs some; leave it out")
     if settings.cache.kv_disk_gb and not settings.cache.enable_prefix_caching:
         raise SettingsError(
             "--kv-disk-gb: KV on the disk belongs to the prefix cache; leave --enable-prefix-caching on"
         )
+    if settings.kv_transfer.kv_replicate == "peer" and not settings.cache.kv_disk_gb:
+        raise SettingsError(
+            "--kv-replicate peer copies what is on the disk: give it a size with --kv-disk-gb; a --kv-disk-path in "
+            "/dev/shm keeps it in memory"
+        )
     if settings.cache.kv_disk_path and not settings.cache.kv_disk_gb:
         raise SettingsError("--kv-disk-path: nothing is written there without --kv-disk-gb; give it a size")
-    if settings.cache.sleep_level != 1 and not settings.cache.sleep_after:
-        raise SettingsError("--sleep-level: without --sleep-after engines do not sleep by themselves; give it a time")
-    if settings.cache.sleep_after and not world.can_sleep(settings.parallel):
-        raise SettingsError(f"--sleep-after: {world.NO_SLEEP}; leave it out")
-    if settings.kv_transfer.role != "prefill" and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
-        raise SettingsError("--kv-host and --kv-bind are for engines with --role=prefill: only they listen")
 
 
 class TokenizerSettings(ModelSettings, group="model"):

@@ -517,6 +517,33 @@ ENGINE_QUEUE_AHEAD = 1.0
 """Sequences that an engine wants in its own queue, as a multiple of its batch slots. The engine starts them between two
 heartbeats, before gateways see its new credit."""
 
+# --- following the content of prefix caches ---
+BLOCK_BATCH_S = 0.05
+"""Least time between two messages with events of a prefix cache, seconds. A prompt that comes sooner is placed by what
+its gateway has sent itself."""
+BLOCK_EVENTS_BATCH = 8192
+"""Events in one message, or blocks in a piece of a snapshot: 64 KiB."""
+BLOCK_EVENTS_MAX = 2**18
+"""Events that the event loop of an engine has not taken yet. With more all are dropped, and followers get a snapshot.
+Four times the blocks of a large cache."""
+BLOCK_EVENTS_KEPT = 2**16
+"""Events that an engine keeps for followers that missed some: 512 KiB. For older ones followers get a snapshot."""
+BLOCK_PIECES_AT_ONCE = 8
+"""Pieces of snapshots that an engine sends every `BLOCK_BATCH_S`: 512 KiB, so that tokens need not wait for them."""
+BLOCK_LEASE_S = 5.0
+"""Time for which an engine tells a gateway of its blocks without a renewal, seconds."""
+BLOCK_RENEWAL_S = 1.0
+"""Interval of renewals, seconds. Each says how far the gateway has got, so that a lost event is sent again."""
+BLOCK_RETRY_S = 0.3
+"""Time after which a gateway asks again for events or a snapshot that it lacks, seconds."""
+BLOCK_FOLLOWERS_MAX = 64
+"""Gateways that follow one engine; further ones estimate the content of its cache. Bounds memory and messages."""
+BLOCK_BATCHES_HELD = 256
+"""Messages with events that a gateway holds until what is missing before them has arrived. With more it begins anew."""
+BLOCKS_FOLLOWED_MAX = 2**21
+"""Blocks of all engines whose caches a gateway follows: at most about 300 MB. It estimates the content of the others.
+"""
+
 # --- transfers of KV between engines ---
 KV_TRANSFER_TOKENS_MIN = 16
 """Minimum number of missing prompt tokens for which a decode engine uses a transfer. To compute fewer tokens itself
@@ -540,6 +567,18 @@ KV_TIER_TOKENS_MIN = 256
 are computed in about the time of a read."""
 KV_STORES_MAX = 2048
 """Blocks that wait to be written to the disk. Further ones are not written."""
+KV_COPIES_WAITING_MAX = 16_384
+"""Stored blocks whose copies wait to be sent to another engine. Further ones are not copied."""
+KV_COPIES_KNOWN_MAX = 65_536
+"""Blocks that an engine knows to have been copied. If their place is lost, they are copied to another one."""
+KV_COPIES_OFFER_MAX = 16
+"""Blocks that are offered at once."""
+KV_COPIES_SILENCE_S = 10.0
+"""Silence of the engine that keeps copies after which another one is asked, seconds. It writes its own blocks first."""
+KV_COPIES_AVOID_S = 30.0
+"""How long an engine is not asked again that did not keep copies, seconds."""
+KV_COPIES_FROM_MAX = 16
+"""Engines whose copies one engine keeps."""
 KV_LOADS_MAX = 256
 """Loads in progress in one engine, each with a connection. Further ones wait."""
 KV_FETCHES_MAX = 1024
@@ -678,6 +717,32 @@ ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
 """Size of an engine's cache of embeddings for further requests with the same images."""
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
 """Files of images of all requests of a gateway; further requests with images are refused as overload."""
+
+# --- sessions that travel ---
+SESSION_PIECE_BYTES = BATCH_BYTES_MAX
+"""Bytes of a block of KV in one message."""
+SESSION_NAMES_MAX = 1024
+"""Names of blocks in one `FindBlocks`: below 64 KiB."""
+SESSION_SUFFIXES_MAX = 64
+"""Blocks that are looked for beside one: the groups of windowed layers, or the pieces of a state."""
+SESSION_SUFFIX_BYTES = 2
+"""Bytes that tell the blocks of one place apart."""
+SESSION_FRAME_BYTES = 64 * 2**20
+"""Size of a block, or of a head, in a session file. Bounds what a gateway and an engine hold of it."""
+SESSION_BYTES_MAX = 256 * 2**30
+"""Size of an imported file: far above that of the longest contexts. It is not stored, but passed on block by block."""
+SESSION_DRAINED_BYTES = 64 * 2**20
+"""Bytes of a refused file that a gateway still reads, so that its sender gets the reason."""
+SESSION_MOVES_MAX = 2
+"""Exports and imports of a gateway at a time: each holds a block and derives a key with 32 MiB."""
+SESSION_WRITES_MAX = 4
+"""Blocks that an engine receives at a time; beyond, the one that was begun first is dropped."""
+SESSION_BLOCK_S = 10.0
+"""Time limit for an engine's answer about blocks, seconds: a slow disk, or an index that is read first."""
+SESSION_BLOCKS_MAX = 2**20
+"""Blocks of one session: sixteen million tokens."""
+SESSIONS_MAX = 1000
+"""Sessions that a key's list has; the oldest leave it."""
 
 # --- command line ---
 

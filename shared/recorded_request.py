@@ -4,7 +4,7 @@ Gateways keep it in memory with `--record-content-mb`, and export it as JSON, wh
 read: new fields are appended with a default. `version` changes only if an older reader would misread the data.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -65,6 +65,8 @@ class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     `sequences` contains them too."""
     num_images: int = 0
     """Number of images in the prompts. Their files are not recorded, so such a request cannot run again."""
+    block_root: str = ""
+    """The parent of the first block's name (`blocks.root_hash`), in hexadecimal digits. It does not tell the salt."""
     prompts: list[RecordedPrompt]
     sequences: list[RecordedSequence]
 
@@ -75,6 +77,16 @@ _ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(RecordedConten
 def encode(content: RecordedContent) -> bytes:
     """Returns the content as JSON."""
     return _ENCODER.encode(content)
+
+
+def raw(content: RecordedContent) -> msgspec.Raw:
+    """Returns the content as a part of another JSON document."""
+    return msgspec.Raw(encode(content))
+
+
+def changed(content: RecordedContent, **fields: Any) -> RecordedContent:
+    """Returns the content with other values of some fields."""
+    return msgspec.structs.replace(content, **fields)
 
 
 def decode(data: bytes) -> RecordedContent:

@@ -15,12 +15,17 @@ is `model_token` of the model's served name.
 |                               | gateway              | ProgressQuery, OwnershipReply, SelfTest                      |
 |                               | gateway              | Withdraw, Sleep, Wake (request)                              |
 | `eng.<id>.<instance_id>.lora` | gateway              | LoadAdapter (request)                                        |
+| `eng.<id>.<instance_id>.kv`   | engine               | KvRoomQuery (request)                                        |
+| `eng.<id>.<instance_id>.blk`  | gateway              | FollowBlocks                                                 |
+| `blk.<id>`                    | engine               | BlockEvents, to all gateways that follow the engine          |
+| `eng.<id>.<instance_id>.sto`  | gateway              | FindBlocks, ReadBlock, WriteBlock (request)                  |
 | `lora.<model>`                | gateway, engine      | AdaptersChanged                                              |
 | `det.<id>.<instance_id>.ctl`  | gateway              | OpenBatch, OpenStream (request); CloseStream, OwnershipReply |
 | `det.<id>.<instance_id>.tok`  | engine               | TokenEvents                                                  |
 | `gw.<id>.<instance_id>.txt`   | detokenizer          | TextEvents                                                   |
 | `gw.<id>.<instance_id>.tok`   | engine               | TokenEvents of pooling sequences and of copies: without text |
 | `gw.<id>.<instance_id>.ctl`   | engine, detokenizer  | ProgressReply, OwnershipQuery, SelfTestReply                 |
+| `gw.<id>.<instance_id>.blk`   | engine               | BlockSnapshot; BlockEvents that the gateway missed           |
 | `gw.<id>.<instance_id>.peer`  | gateway              | StreamTaken; RecordListQuery, RecordQuery (request)          |
 | `models`                      | launcher             | ModelsChanged                                                |
 | `models.ctl`                  | gateway              | ChangeModel (request)                                        |
@@ -108,6 +113,22 @@ class ServiceSubjects(_Namespace):
         """Requests to one engine process about adapters."""
         return self._join("eng", engine_id, instance_id, "lora")
 
+    def engine_kv(self, engine_id: str, instance_id: str) -> str:
+        """Requests to one engine process about stored KV."""
+        return self._join("eng", engine_id, instance_id, "kv")
+
+    def engine_blocks(self, engine_id: str, instance_id: str) -> str:
+        """Requests of gateways to follow the prefix cache of one engine process."""
+        return self._join("eng", engine_id, instance_id, "blk")
+
+    def blocks(self, engine_id: str = "*") -> str:
+        """Events of the prefix cache of one engine, or of all engines, to the gateways that follow it."""
+        return self._join("blk", engine_id)
+
+    def engine_stored(self, engine_id: str, instance_id: str) -> str:
+        """Requests of gateways to one engine process about the blocks of KV on its disk."""
+        return self._join("eng", engine_id, instance_id, "sto")
+
     def adapters(self, model: str) -> str:
         """Changes of the adapters of a model, to all its engines and all gateways."""
         return self._join("lora", model_token(model))
@@ -161,6 +182,10 @@ class GatewaySubjects(_Namespace):
     def gateway_peers(self, gateway_id: str, instance_id: str) -> str:
         """Messages of other gateways, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "peer")
+
+    def gateway_blocks(self, gateway_id: str, instance_id: str) -> str:
+        """What one gateway process lacks of the content of prefix caches."""
+        return self._join("gw", gateway_id, instance_id, "blk")
 
     def gateway_images(self, gateway_id: str, instance_id: str) -> str:
         """Requests for the files of images that one gateway process has."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.chaos import report
+from antiphon.chaos.disk import have_disks
 from antiphon.chaos.options import ChaosOptions, read_options
 from antiphon.chaos.schedule import Fault, make_schedule
 from antiphon.chaos.server import given, own_server
@@ -77,7 +78,9 @@ class _Run:
         try:
             known = await self._learn()
             processes = await self._processes()
-            schedule = make_schedule(options.seed, 60 * options.minutes, processes, options.every_s, options.only)
+            disks = have_disks({one.name: one.pid for one in find_targets(self._launcher).values()})
+            minutes = 60 * options.minutes
+            schedule = make_schedule(options.seed, minutes, processes, options.every_s, options.only, disks)
             say(f"{len(known)} answers known; {len(schedule)} faults in {options.minutes:g} min, seed {options.seed}")
             load = Load(self._server, known, self._gateway_failed, hang_s=options.hang_s, seed=options.seed)
             streaming = asyncio.create_task(load.run(options.streams))
@@ -197,7 +200,7 @@ async def served_model(server: ServerAddress) -> str:
 
 def _tell(began: float, injection: Injection) -> None:
     fault = injection.fault
-    what = f"{fault.kind} {', '.join(fault.targets)}" + (f" for {fault.duration_s:.1f} s" * (fault.kind == "freeze"))
+    what = f"{fault.kind} {', '.join(fault.targets)}" + (f" for {fault.duration_s:.1f} s" * bool(fault.duration_s))
     say(f"{injection.began_s - began:6.1f} s  {what}" + (f": {injection.problem}" * bool(injection.problem)))
 
 

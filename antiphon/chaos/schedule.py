@@ -10,11 +10,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["kill", "freeze", "stop", "none"]
-"""`stop`: ended with SIGTERM, as in a rolling update, and started again. `none`: a moment without a fault; it is not
-part of a schedule."""
+FaultKind = Literal["kill", "freeze", "stop", "flip", "cut", "full", "none"]
+"""`stop`: ended with SIGTERM, as in a rolling update, and started again. `flip`, `cut`, `full`: see `disk`. `none`: a
+moment without a fault; it is not part of a schedule."""
 ALL_GATEWAYS = "all gateways"
 """Group of the faults that hit every gateway at once."""
+DISK = "kv disk"
+"""Group of the faults of the disk on which an engine keeps KV."""
 EVERY_S = 2.5
 """Mean time between the beginnings of two faults, seconds."""
 SPREAD = (0.4, 1.6)
@@ -49,24 +51,32 @@ def make_schedule(
     processes: Mapping[str, Sequence[str]],
     every_s: float = EVERY_S,
     only: Collection[tuple[str, str]] = (),
+    disks: Sequence[str] = (),
 ) -> list[Fault]:
     """Returns the faults of a run, in the order of their times.
 
     `processes` has the names of the processes of each service; `every_s` is the mean time between two faults. Every
     combination of kind and group occurs once before any occurs again, in random order. A kill or stop that would come
     too early after another one of the same process becomes a freeze. `only`, if not empty: the only pairs of kind and
-    group that occur; a kill or stop that would come too early is then left out.
+    group that occur; a kill or stop that would come too early is then left out. `disks`: the engines that keep KV on a
+    disk.
     """
     chance = random.Random(seed)
     kills: dict[str, deque[float]] = {name: deque() for names in processes.values() for name in names}
     faults: list[Fault] = []
     now = every_s * chance.uniform(*SPREAD)
-    for kind, group in _combinations(chance, processes, only):
+    for kind, group in _combinations(chance, processes, only, has_disks=bool(disks)):
         if now >= duration_s:
             return faults
-        targets = tuple(processes["gateway"]) if group == ALL_GATEWAYS else (chance.choice(processes[group]),)
+        if group == ALL_GATEWAYS:
+            targets = tuple(processes["gateway"])
+        else:
+            targets = (chance.choice(disks if group == DISK else processes[group]),)
         length_s = math.exp(chance.uniform(*map(math.log, FREEZE_S)))
-        if kind != "freeze" and all(_may_kill(kills[name], now) for name in targets):
+        if group == DISK:
+            length_s = length_s if kind == "full" else 0.0
+            faults.append(Fault(at_s=now, kind=kind, group=group, targets=targets, duration_s=length_s))
+        elif kind != "freeze" and all(_may_kill(kills[name], now) for name in targets):
             for name in targets:
                 kills[name].append(now)
             faults.append(Fault(at_s=now, kind=kind, group=group, targets=targets))
@@ -77,14 +87,20 @@ def make_schedule(
 
 
 def _combinations(
-    chance: random.Random, processes: Mapping[str, Sequence[str]], only: Collection[tuple[str, str]]
+    chance: random.Random,
+    processes: Mapping[str, Sequence[str]],
+    only: Collection[tuple[str, str]],
+    *,
+    has_disks: bool,
 ) -> Iterator[tuple[FaultKind, str]]:
     kinds: tuple[FaultKind, ...] = ("kill", "freeze", "stop")
     groups = sorted(processes)
     if len(processes.get("gateway", ())) > 1:
         groups.append(ALL_GATEWAYS)
+    of_disk: tuple[FaultKind, ...] = ("flip", "cut", "full") if has_disks else ()
     every: list[tuple[FaultKind, str]] = [(kind, group) for group in groups for kind in kinds]
-    every = [pair for pair in every if not only or pair in only]
+    every.extend((kind, DISK) for kind in of_disk)
+    every = [(kind, group) for kind, group in every if not only or (kind, group) in only]
     while every:
         chance.shuffle(every)
         yield from every

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator
@@ -23,6 +24,8 @@ READY_S = 180.0
 END_S = 40.0
 """Longest wait for the server's end after SIGTERM, seconds."""
 REPLICAS = 2
+DISK_GB = 1
+"""Most that the server's KV takes on the disk, in a temporary directory, GiB."""
 RECORDS = 4096
 """Finished requests of which each gateway keeps the timeline, from which the parts of stalls are computed."""
 LAST_LINES = 20
@@ -52,10 +55,16 @@ async def own_server(model: str, num_records: int = RECORDS) -> AsyncIterator[tu
     Yields its address and its launcher's process id. `num_records`: finished requests of which a gateway keeps the
     timeline. Raises SettingsError with its last output if it does not start.
     """
+    with tempfile.TemporaryDirectory(prefix="antiphon-chaos-") as directory:
+        argv = [*_argv(model, num_records), f"--kv-disk-gb={DISK_GB}", f"--kv-disk-path={directory}"]
+        async with _started(argv) as started:
+            yield started
+
+
+@asynccontextmanager
+async def _started(argv: list[str]) -> AsyncIterator[tuple[ServerAddress, int]]:
     output = _Output()
-    child = Child(
-        ChildSpec(name="serve", service="serve", argv=_argv(model, num_records), environ=os.environ), output.take
-    )
+    child = Child(ChildSpec(name="serve", service="serve", argv=argv, environ=os.environ), output.take)
     await child.start()
     running = asyncio.create_task(child.wait())
     try:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from antiphon.chaos.schedule import Fault
+from antiphon.chaos import disk
+from antiphon.chaos.schedule import DISK, Fault
 from antiphon.shared import limits
 from antiphon.shared.actors.standby import stands_by
 
@@ -30,6 +31,7 @@ RUNNING_S = 60.0
 POLL_S = 0.01
 STOPPED_S = limits.DRAIN_S + 10.0
 """Longest time from SIGTERM to the end of a process, which finishes its work first, seconds."""
+_DAMAGES = {"flip": disk.flip, "cut": disk.cut}
 _ENDINGS = {"kill": (signal.SIGKILL, EFFECT_S), "stop": (signal.SIGTERM, STOPPED_S)}
 
 
@@ -126,6 +128,8 @@ class Injector:
                 self.active.append(injection)
                 if fault.kind == "freeze":
                     await self._freeze(pids, fault.duration_s)
+                elif fault.group == DISK:
+                    await _fault_of_disk(fault, *pids.values())
                 else:
                     await self._end(pids, *_ENDINGS[fault.kind])
             except _Unverified as error:
@@ -176,6 +180,18 @@ class Injector:
         for name, pid in pids.items():
             if await _until(lambda pid=pid: "T" not in set(thread_states(pid)), EFFECT_S) is None:
                 raise _Unverified(f"{name}: process {pid} does not run after SIGCONT")
+
+
+async def _fault_of_disk(fault: Fault, pid: int) -> None:
+    directory = disk.directory_of(pid)
+    if directory is None:
+        problem = f"process {pid} keeps no KV on a disk"
+    elif fault.kind == "full":
+        problem = await disk.fill(pid, fault.duration_s)
+    else:
+        problem = await asyncio.to_thread(_DAMAGES[fault.kind], directory, fault.at_s)
+    if problem:
+        raise _Unverified(problem)
 
 
 class _Unverified(Exception):

@@ -42,6 +42,7 @@ from antiphon.shared.flags import SettingsError, converted, to_argv
 from antiphon.shared.models.model_files import given_model, located, model_aliases, model_name
 from antiphon.shared.security import bus_permissions, tls
 from antiphon.shared.settings.allowed_values import MODEL_NAME
+from antiphon.shared.settings.kv_events import of_replica
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure, Fleet
@@ -318,7 +319,7 @@ def _model_specs(
     The processes of the first model have plain names (`engine-1`); for other models, or if other models run `beside`
     them, the model's name comes first.
     """
-    free, port = iter(gpus), models[0].parallel.master_port
+    free, port, num_engines = iter(gpus), models[0].parallel.master_port, 0
     engines = sum(len(engine_roles(model)) for model in beside or models)
     for number, model in enumerate(models):
         name = model_name(model)
@@ -332,6 +333,8 @@ def _model_specs(
                 if service == "engine":
                     # The ranks on the other machines derive this engine's port by the same numbering.
                     changes["master_port"], port = port, port + 1
+                    changes["kv_events_config"] = of_replica(model.cache.kv_events_config, num_engines)
+                    num_engines += 1
                 spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
 

@@ -22,6 +22,7 @@ GROUPS = {
     "B": "The bus",
     "G": "Clients and gateways",
     "S": "Attacks",
+    "K": "Stored KV",
     "P": "Properties",
     "L": "Long runs",
 }

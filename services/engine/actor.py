@@ -31,6 +31,7 @@ from antiphon.shared.messages import (
     Cancel,
     Done,
     FinishReason,
+    FollowBlocks,
     Heartbeat,
     OwnershipQuery,
     OwnershipReply,
@@ -88,12 +89,13 @@ class EngineActor(Actor):
     async def listen(self) -> None:
         """Subscribes to the engine's control subject and to the gateways' heartbeats.
 
-        `SelfTest`, `Sleep` and `Wake` must be handled by other objects (`also_handles`).
+        `SelfTest`, `Sleep` and `Wake` must be handled by other objects (`also_handles`), `FollowBlocks` can be.
         """
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
         commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw
         await self.bind(control, *commands, SelfTest, Sleep, Wake)
+        await self.bind_handled(subjects.engine_blocks(self._host.id, self._host.instance_id), FollowBlocks)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
     # --- commands ---

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.canary.canary import Canary
@@ -47,6 +48,10 @@ from antiphon.shared.flags import SettingsError
 from antiphon.shared.messages import EngineCounters, EngineLoad
 from antiphon.shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from antiphon.shared.parameters.grammar import Grammar
+from antiphon.shared.settings.kv_events import kv_events_of
+
+if TYPE_CHECKING:
+    from antiphon.services.engine.kv_events.publisher import KvEventPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +102,7 @@ class Engine:
         self._sums: Checksums | None = None
         self._lent: LentMemory | None = None
         """The blocks, as the connector has them."""
+        self._events: KvEventPublisher | None = None
         self._gate = GrammarGate(executor.compile_grammar, self._loop.add, self._loop.abort, self._loop.refuse)
 
     @classmethod
@@ -142,6 +148,7 @@ class Engine:
             unfinished.pop_all()
             unfinished.callback(engine.close)
             engine._connect(settings)
+            engine._publish_events(settings)
             if on_fault is not None and has_canary:
                 engine._watch(settings.execution.canary_interval, on_fault, kept)
             if engine.adapters is not None and kept.executor is None:
@@ -193,7 +200,8 @@ class Engine:
         option = "--role" if transfer.role != "both" else "--kv-disk-gb"
         if (transfer.role == "decode" or has_disk) and not self.facts.num_host_blocks:
             raise SettingsError(f"{option}: KV arrives in host memory: give the engine some with --swap-space")
-        host = (transfer.kv_host or default_kv_host(settings.nats)) if transfer.role == "prefill" else None
+        listens = transfer.role == "prefill" or transfer.kv_replicate == "peer"
+        host = (transfer.kv_host or default_kv_host(settings.nats)) if listens else None
         memory = self._lent = LentMemory(self._executor.kv_memory())
         connector = self._loop.connector = self.connector = KvConnector(
             memory,
@@ -202,8 +210,19 @@ class Engine:
             bind=transfer.kv_bind,
             content=self.facts.content,
             open_tier=partial(open_tier, settings, memory, self.facts) if has_disk else None,
+            copies=transfer.kv_replicate == "peer",
         )
         self._core.tier.stored = connector.tier
+        self._core.tier.is_copied = connector.keeper is not None
+
+    def _publish_events(self, settings: EngineSettings) -> None:
+        """Starts to publish KV events if `--kv-events-config` enables them. Raises SettingsError."""
+        config = kv_events_of(settings.cache.kv_events_config)
+        if config is not None and config.is_on:
+            # Imported here because pyzmq is an extra.
+            from antiphon.services.engine.kv_events.publisher import KvEventPublisher
+
+            self._events = KvEventPublisher(config, self._core)
 
     @property
     def adapters(self) -> AdapterLibrary | None:
@@ -248,6 +267,10 @@ class Engine:
         """Makes a blocked `wait` return. From any thread."""
         self._loop.wake()
 
+    def call(self, function: Callable[[Core], None]) -> None:
+        """Has a function called with the core between two steps, on the thread of `step`. Returns at once."""
+        self._loop.call(function)
+
     def record(self, wanted: bool) -> None:
         """Sets whether reports have the details of their steps. From any thread."""
         self._loop.records = wanted
@@ -279,7 +302,10 @@ class Engine:
 
     def counters(self) -> EngineCounters:
         """Returns the engine's totals (tokens, preemptions and others) since its start."""
-        return self._core.counters()
+        counters = self._core.counters()
+        if self.connector is not None and self.connector.copies is not None:
+            counters.kv_copied_tokens += self.connector.copies.num_copied * self.facts.block_size
+        return counters
 
     def leave(self, *, keeps_weights: bool) -> Kept:
         """Computes what is left, then frees the KV cache, the swap space and, unless `keeps_weights`, the weights.
@@ -313,6 +339,8 @@ class Engine:
             self.guard.close()
         if self.connector is not None:
             self.connector.close()
+        if self._events is not None:
+            self._events.close()
 
 
 def _try_out(executor: Executor, limits: CoreLimits, settings: EngineSettings) -> None:

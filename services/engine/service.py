@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import gc
 import logging
+from collections.abc import Callable
 
 import msgspec
 
 from antiphon.services.engine.actor import EngineActor
 from antiphon.services.engine.adapter_actor import AdapterActor
 from antiphon.services.engine.admission import StepLoop
+from antiphon.services.engine.block_events.feed import BlockFeed
 from antiphon.services.engine.canary.canary import WrongResultError
+from antiphon.services.engine.core.core import Core
 from antiphon.services.engine.engine import Engine, Kept, MakeWorker
 from antiphon.services.engine.images import ImageLoader
+from antiphon.services.engine.peer_actor import PeerActor
 from antiphon.services.engine.self_tests import SelfTests
+from antiphon.services.engine.sessions.actor import SessionActor
 from antiphon.services.engine.sleep.sleeper import Sleeper
 from antiphon.services.engine.steps.loop import Driver, StepReport
 from antiphon.services.engine.steps.progress import ProgressMonitor
@@ -90,14 +95,21 @@ class EngineService:
         )
         self._sleeper = self._make_sleeper()
         self.actor.also_handles(self._sleeper)
+        self.blocks = BlockFeed(host, self._call_on_core, self.actor.publisher)
+        self.actor.also_handles(self.blocks)
         self._refresh()
-        self._adapters_task: asyncio.Task[None] | None = None
-        if self._adapters is not None:
-            await self._adapters.listen()
-            self._adapters_task = asyncio.create_task(self._adapters.run())
+        self._peers = self._make_peers(host)
+        self._sessions = self._make_sessions(host)
+        side_actors = self._adapters, self._peers, self._sessions
+        self._side_actors = [each for each in side_actors if each is not None]
+        for each in self._side_actors:
+            await each.listen()
+        self._side_tasks = [asyncio.create_task(each.run()) for each in self._side_actors]
         await self.actor.listen()
         self._actor_task = asyncio.create_task(self.actor.run())
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._chores = [asyncio.create_task(self._keep_house())]
+        if self._peers is not None:
+            self._chores.append(asyncio.create_task(self._peers.tend()))
         self._publisher = asyncio.create_task(self._reports.run())
         self._thread: Driver | None = self._drive()
 
@@ -118,6 +130,7 @@ class EngineService:
             idle_credits=self.actor.idle_credits(rows),
             adapters_revision=revision,
             sleep=self._sleeper.status(),
+            kv_copies_at="" if self._peers is None else self._peers.copies_at,
         )
 
     def reported_state(self) -> ServiceState | None:
@@ -139,8 +152,12 @@ class EngineService:
 
     async def fall_asleep(self, level: int) -> int:
         """See Sleepable."""
-        if self._adapters is not None:
-            self._adapters.sleep()
+        for part in (self._adapters, self._peers):
+            if part is not None:
+                part.sleep()
+        if self._sessions is not None:
+            await self._sessions.sleep()
+        self.blocks.forget()
         if self._engine is not None:
             await self._stop_steps(LAST_STEP_S)
             engine, self._engine, self._progress = self._engine, None, None
@@ -159,8 +176,14 @@ class EngineService:
         kept, self._kept = self._kept, None
         self._engine = await self._build(self._clock, kept)
         self._progress = self._watch_progress()
+        self.blocks.forget()  # gateways that have followed a core which is gone get a snapshot of this one
+        connector = self._engine.connector
         if self._adapters is not None and self._engine.adapters is not None:
             await self._adapters.wake(self._engine.adapters)
+        if self._peers is not None and connector is not None:
+            self._peers.wake(connector)
+        if self._sessions is not None and connector is not None and connector.tier is not None:
+            self._sessions.wake(connector.tier)
         self._refresh()
         self._thread = self._drive()
 
@@ -175,8 +198,7 @@ class EngineService:
     async def run(self) -> None:
         """See Service."""
         assert self._ended is not None
-        parts = {self._ended, self._actor_task, self._housekeeping, self._publisher}
-        parts |= {self._adapters_task} if self._adapters_task is not None else set()
+        parts = {self._ended, self._actor_task, self._publisher, *self._chores, *self._side_tasks}
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         # `drain` cancels the others when it has ended the service.
         for task in {self._ended} if self._ended in done else done:
@@ -190,15 +212,16 @@ class EngineService:
             await self._sleeper.close()
             await self._stop_steps()
             self._end(None)
-            for task in (self._housekeeping, self._publisher):
+            for task in (*self._chores, self._publisher):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+            self.blocks.close()
             await self.actor.stop()
             await self._actor_task
-            if self._adapters is not None and self._adapters_task is not None:
-                await self._adapters.stop()
-                await self._adapters_task
+            for actor, task in zip(self._side_actors, self._side_tasks, strict=True):
+                await actor.stop()
+                await task
 
     async def _build(self, clock: Clock, kept: Kept | None = None) -> Engine:
         return await asyncio.to_thread(
@@ -233,6 +256,11 @@ class EngineService:
             exchanges_kv=self.engine.connector is not None and self._settings.kv_transfer.role != "both",
         )
 
+    def _call_on_core(self, function: Callable[[Core], None]) -> None:
+        """See `Engine.call`. A sleeping engine has no core."""
+        if self._engine is not None:
+            self._engine.call(function)
+
     def _make_sleeper(self) -> Sleeper:
         can_sleep = world.can_sleep(self._settings.parallel)
         return Sleeper(
@@ -262,6 +290,8 @@ class EngineService:
         if self.fault:
             return  # the latest results may be wrong; other engines compute them again
         self.actor.report(report)
+        if self.blocks.is_followed:
+            self.blocks.soon()
         # The process is awake anyway, so refresh the status here, at most once per heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
@@ -290,6 +320,7 @@ class EngineService:
             await sleep_to_beat(2 * limits.HEARTBEAT_INTERVAL_S)
             self.actor.sweep()
             self._sleeper.look()
+            self.blocks.sweep()
             number += 1
             if self._adapters is not None and number % SYNC_BEATS == 0:
                 await self._adapters.refresh()
@@ -303,12 +334,22 @@ class EngineService:
         kept = (settings.adapters.max_cpu_loras or 0) + (settings.adapters.max_prompt_adapters or 0)
         return AdapterActor(host, library, model_name(settings), modules, kept, settings.adapters.lora_root)
 
+    def _make_peers(self, host: Host) -> PeerActor | None:
+        connector = self.engine.connector
+        if connector is None or connector.keeper is None:
+            return None
+        return PeerActor(host, connector, self.status)
+
+    def _make_sessions(self, host: Host) -> SessionActor | None:
+        connector = self.engine.connector
+        return None if connector is None or connector.tier is None else SessionActor(host, connector.tier)
+
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()
         if self._engine is None:
             return
         facts, settings = self.engine.facts, self._settings
-        canary = self.engine.canary
+        canary, connector = self.engine.canary, self.engine.connector
         self._status = EngineStatus(
             model=model_name(settings),
             model_path=given_model(settings) or DEMO_NAME,
@@ -326,7 +367,8 @@ class EngineService:
             embedding_size=facts.embedding_size,
             histograms=self.actor.records.times.histograms(),
             role=settings.kv_transfer.role,
-            kv_address=self.engine.connector.address if self.engine.connector is not None else "",
+            kv_address=connector.address if connector is not None and settings.kv_transfer.role == "prefill" else "",
+            kv_store="" if connector is None or connector.tier is None else connector.tier.directory_id,
             takes_images=facts.takes_images,
             golden_digest="" if canary is None else canary.golden.digest,
             canary_runs=0 if canary is None else canary.num_runs,

@@ -1,7 +1,8 @@
 """The messages that services exchange on the bus. Contains only data definitions, no logic.
 
-There is one file for each service, one for heartbeats (`presence`), one for adapters, one for versions of models, and
-one for types that several messages use (`base`). Import messages from this package.
+There is one file for each service, one for heartbeats (`presence`), one for adapters, one for versions of models, one
+for copies of KV, one for sessions, and one for types that several messages use (`base`). Import messages from this
+package.
 
 A message is a frozen struct that `antiphon.shared.codec` encodes as one msgpack array whose first item is the name of
 the type. New fields are appended, with a default, so that an older reader skips them. The major version is part of the
@@ -27,6 +28,7 @@ from antiphon.shared.messages.base import (
     ServiceName,
     ServiceState,
 )
+from antiphon.shared.messages.blocks import BlockEvents, BlockSnapshot, FollowBlocks
 from antiphon.shared.messages.detokenizer import (
     CloseStream,
     OpenBatch,
@@ -39,8 +41,11 @@ from antiphon.shared.messages.detokenizer import (
     TokenText,
 )
 from antiphon.shared.messages.engine import (
+    KV_MISSES,
     Cancel,
     Done,
+    KvMiss,
+    KvOrigin,
     KvSource,
     ProgressQuery,
     ProgressReply,
@@ -81,6 +86,7 @@ from antiphon.shared.messages.gateway import (
     UsageOutcome,
     UsageRecord,
 )
+from antiphon.shared.messages.kv import KvRoom, KvRoomQuery
 from antiphon.shared.messages.presence import (
     DeviceMemory,
     EngineHistograms,
@@ -96,6 +102,7 @@ from antiphon.shared.messages.presence import (
     StreamStatus,
     VisionStatus,
 )
+from antiphon.shared.messages.sessions import BlockPiece, BlocksFound, BlockTaken, FindBlocks, ReadBlock, WriteBlock
 from antiphon.shared.messages.tokenizer import (
     ChatMessage,
     DetokenizeReply,

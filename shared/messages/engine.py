@@ -1,6 +1,6 @@
 """Messages to an engine (commands) and from an engine (tokens). See the package."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from antiphon.shared.messages.base import FinishReason, Message, Part, SequenceRef
 from antiphon.shared.messages.vision import PromptImage
@@ -303,12 +303,37 @@ class TokenEvent(Part, frozen=True, array_like=True, kw_only=True):
     """For a pooling sequence: the components of its vector, little-endian float32."""
 
 
+KvMiss = Literal["last", "new", "short", "no_room", "failed", "no_state", "results", "no_cache", "slow"]
+KV_MISSES: tuple[KvMiss, ...] = get_args(KvMiss)
+"""Why tokens of a prompt are computed. `last`: those of its last block, which are always. `new`: nobody that was asked
+has their KV. `short`: so few are computed sooner than read. `no_room`: host memory for reading was full. `failed`: they
+could not be read. `no_state`: the recurrent state, or the columns of windows, at that place were not kept. `results`:
+the request needs results for each of them. `no_cache`: the engine has no prefix cache. `slow`: the
+disk takes longer than computing."""
+
+
+class KvOrigin(Part, frozen=True, array_like=True, gc=False, kw_only=True):
+    """Where the KV of a prompt, with carried tokens, came from when it first ran on an engine, in tokens."""
+
+    num_cached: int = 0
+    """From the engine's KV cache."""
+    num_stored: int = 0
+    """From the disk."""
+    num_received: int = 0
+    """From a prefill engine."""
+    num_computed: int = 0
+    why: KvMiss = "last"
+    """Why those of `num_computed` were computed."""
+
+
 class SequenceSteps(Part, frozen=True, array_like=True, gc=False):
     """What the steps of a `StepEvents` message did for one sequence: rows as in `observability.step_rows`."""
 
     sequence_id: str
     attempt: int
     rows: bytes
+    origin: KvOrigin | None = None
+    """Set once, when the sequence has its first token."""
 
 
 class StepEvent(Part, frozen=True, array_like=True, kw_only=True):

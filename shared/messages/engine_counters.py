@@ -10,18 +10,20 @@ from typing import Annotated
 import msgspec
 
 from antiphon.shared.messages.base import Part
+from antiphon.shared.messages.engine import KV_MISSES
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """How `GET /metrics` shows a field: the name (without `_total`) and the help text.
 
-    `label` names the label whose value is the position in a field that is a tuple.
+    `label` names the label of a field that is a tuple; its values are `values`, or else the positions.
     """
 
     name: str
     text: str
     label: str = ""
+    values: tuple[str, ...] = ()
 
 
 class EngineLoad(Part, frozen=True, array_like=True, kw_only=True):
@@ -93,3 +95,11 @@ class EngineCounters(msgspec.Struct, array_like=True, kw_only=True):
     kv_stored_tokens: Annotated[
         int, Metric("antiphon:engine_kv_stored_tokens", "Tokens whose KV was passed on to be written to the disk")
     ] = 0
+    kv_copied_tokens: Annotated[
+        int, Metric("antiphon:engine_kv_copied_tokens", "Tokens of blocks that were copied to another engine's disk")
+    ] = 0
+    computed_because: Annotated[
+        tuple[int, ...],
+        Metric("antiphon:engine_prompt_tokens_computed", "Prompt tokens computed, by reason", "reason", KV_MISSES),
+    ] = ()
+    """Tokens that were not found or read when sequences first ran, in the order of `KV_MISSES`."""

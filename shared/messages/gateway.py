@@ -119,7 +119,8 @@ class RecordQuery(Message, frozen=True, array_like=True, tag=True):
     """The server's request id, the id of the answer, or the client's own id."""
     key: str
     """Name of the API key that the request must have; empty for any."""
-    form: Literal["summary", "timeline", "content"]
+    form: Literal["summary", "timeline", "content", "snapshot"]
+    """`snapshot`: the content, also of a request that has not ended."""
 
 
 class RecordReply(Message, frozen=True, array_like=True, tag=True):

@@ -42,6 +42,8 @@ class ModelFacts(Part, frozen=True, array_like=True, kw_only=True):
     """Type of most of a GGUF file's weights, method of a quantized checkpoint, or data type: `Q4_K`, `AWQ`, `BF16`."""
     on_device: bool = False
     """Whether the weights are in the memory of a GPU."""
+    digest: str = ""
+    """Hash of config.json and of samples of the weight files, whatever they are computed with."""
 
 
 class SleepStatus(Part, frozen=True, array_like=True, kw_only=True):
@@ -119,6 +121,10 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     step_tokens: int = 0
     """Largest number of prompt tokens that the engine computes in one step; 0: not known."""
     facts: ModelFacts = ModelFacts()
+    kv_store: str = ""
+    """Id of the directory with the KV that this engine stores, and reads with others; empty: it stores none."""
+    kv_copies_at: str = ""
+    """Id of the engine that keeps copies of this one's KV; empty: none does."""
     sleep: SleepStatus = SleepStatus()
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from antiphon.shared import limits
 from antiphon.shared.flags import Rule
+from antiphon.shared.settings.kv_events import kv_events_of
 from antiphon.shared.settings.output_formats import (
     NEVER_SHOWN,
     REASONING_ALIASES,
@@ -81,6 +82,11 @@ def overrides_of(text: str) -> dict[str, Any] | None:
 HF_OVERRIDES = Rule(
     'a JSON object with fields of config.json, such as {"rope_theta": 1000000}',
     lambda text: overrides_of(text) is not None,
+)
+KV_EVENTS = Rule(
+    "a JSON object with some of the fields enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, "
+    "buffer_steps, hwm, max_queue_size, topic",
+    lambda text: kv_events_of(text) is not None,
 )
 TOOL_CALL_PARSERS = ("auto", "none", *TOOL_MARKS, *TOOL_ALIASES)
 REASONING_PARSERS = ("auto", "none", *REASONING_MARKS, *REASONING_ALIASES, *NEVER_SHOWN)

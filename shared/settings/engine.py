@@ -2,7 +2,7 @@
 
 from antiphon.shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
 from antiphon.shared.settings import quantization
-from antiphon.shared.settings.allowed_values import GPU_KERNELS, LORA_RANK, SLEEP_LEVEL
+from antiphon.shared.settings.allowed_values import GPU_KERNELS, KV_EVENTS, LORA_RANK, SLEEP_LEVEL
 
 
 class SchedulerSettings(Settings, group="engine: scheduling"):
@@ -110,6 +110,13 @@ class CacheSettings(Settings, group="engine: memory"):
         rule=NOT_NEGATIVE,
     )
     kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
+    kv_events_config: str = flag(
+        "",
+        "KV events for other routers over ZeroMQ, as in vLLM; needs antiphon[zmq]; the second engine of a machine adds "
+        "1 to the ports, and so on (default: none)",
+        rule=KV_EVENTS,
+        metavar="JSON",
+    )
     sleep_after: float = flag(
         0.0,
         "seconds without requests after which an engine sleeps: it frees its memory until the next request, which "
@@ -141,10 +148,16 @@ class KvTransferSettings(Settings, group="engine: KV transfer"):
     )
     kv_host: str = flag(
         "",
-        "address at which decode engines reach a prefill engine (default: the local address of the connection to "
-        "the NATS server)",
+        "address at which other engines reach a prefill engine, or one with --kv-replicate peer (default: the local "
+        "address of the connection to the NATS server)",
     )
-    kv_bind: str = flag("", "address on which a prefill engine listens for decode engines (default: --kv-host)")
+    kv_bind: str = flag("", "address on which such an engine listens (default: --kv-host)")
+    kv_replicate: str = flag(
+        "none",
+        "where KV on the disk has copies; peer: also in the --kv-disk-path of an engine of another machine, which goes "
+        "on with this one's requests if the machine is lost",
+        choices=("none", "peer"),
+    )
 
 
 class AdapterSettings(Settings, group="adapters"):

@@ -25,6 +25,7 @@ def simulate(model_dir, scenario, seed=0, engines=1, gateways=1, **flags):
             for _ in range(count):
                 await society.start(kind)
         await society.ready()
+        await asyncio.sleep(2 * limits.HEARTBEAT_INTERVAL_S)  # until every gateway has heard of all
         await scenario(society)
         for engine in society.engines():
             await order(society, engine, Wake())

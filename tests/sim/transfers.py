@@ -9,6 +9,7 @@ import numpy as np
 
 from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
 from antiphon.services.engine.kv.channel import Channel, Closed
+from antiphon.services.engine.kv.connector import answer
 from antiphon.services.engine.kv.layout import KvLayout
 from antiphon.services.engine.kv.pieces import Bytes, checksum
 from antiphon.services.engine.kv.receiver import load
@@ -105,6 +106,8 @@ class MemoryChannel(Channel):
 class SimConnector:
     """A connector on the simulation's event loop. A sender has an address."""
 
+    tier = keeper = copies = None  # there is no disk
+
     def __init__(self, network: Network, steps: StepLoop, address: str) -> None:
         self.address = address
         self._network, self._steps = network, steps
@@ -130,7 +133,7 @@ class SimConnector:
         return found
 
     def serve(self, channel: MemoryChannel) -> None:
-        asyncio.get_running_loop().create_task(self._sender.serve(channel), context=self._context)
+        asyncio.get_running_loop().create_task(answer(channel, self._sender, None), context=self._context)
 
     def stand_still(self) -> None:
         self._sender.fail_all("stands still")

@@ -13,7 +13,7 @@ from msgspec import structs
 from antiphon.services.engine.kv import sender
 from antiphon.services.engine.kv.channel import Channel
 from antiphon.services.engine.kv.pieces import Bytes
-from antiphon.services.engine.kv.wire import Block, Header
+from antiphon.services.engine.kv.wire import Block, Fetch, Header
 
 Kind = Literal["none", "damage", "silence", "cut", "foreign", "short", "twice"]
 
@@ -53,9 +53,9 @@ class Faults:
 
         original = sender.Sender.serve
 
-        async def serve(this: sender.Sender, channel: Channel) -> None:
+        async def serve(this: sender.Sender, channel: Channel, fetch: Fetch) -> None:
             channel.__class__ = FaultyChannel
-            await original(this, channel)
+            await original(this, channel, fetch)
 
         sender.Sender.serve = serve  # type: ignore[method-assign]
 

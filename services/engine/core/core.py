@@ -166,6 +166,8 @@ class Core:
         if isinstance(result, KvReleased):
             self.transfers.released(result)
             return
+        if result.took_s:
+            self.tier.loaded(result)
         for sequence in self.transfers.finished(result):
             sequence.move_to(Status.WAITING)
             self.scheduler.add(sequence)
@@ -182,7 +184,10 @@ class Core:
         depend on the result; with several pipeline stages, it also leaves out sequences whose next token is sampled by
         a plan in flight.
         """
-        return self.scheduler.schedule(now_s, urgent_canary=urgent_canary)
+        plan = self.scheduler.schedule(now_s, urgent_canary=urgent_canary)
+        if not plan.empty:
+            self.tier.planned(now_s)
+        return plan
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Applies a step's result. Returns one outcome for each live sequence with tokens or a vector, in plan order.
@@ -195,10 +200,8 @@ class Core:
         if plan.empty:
             return []
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
-        self._num_applied = self.states.num_applied = plan.step
+        self._step_ended(plan, result, now_s)
         num_samples = sum(share.samples for share in plan.scheduled)
-        num_accepted = sum(max(0, len(given) - 1) for given in result.token_ids)
-        self.scheduler.step_ended(plan.step, now_s, num_accepted, result.draft_s)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -239,6 +242,12 @@ class Core:
                     drafts = result.draft_token_ids[index] if result.draft_token_ids else ()
                     sequence.drafter.predicted.take(drafts, sequence.num_tokens)
         return outcomes
+
+    def _step_ended(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
+        self._num_applied = self.states.num_applied = plan.step
+        num_accepted = sum(max(0, len(given) - 1) for given in result.token_ids)
+        self.tier.applied(plan.num_tokens, now_s)
+        self.scheduler.step_ended(plan.step, now_s, num_accepted, result.draft_s)
 
     def scheduled_ids(self, plan: StepPlan) -> list[str]:
         """Returns the id of each scheduled sequence of a plan, in plan order. The plan must not have been applied.
@@ -325,6 +334,7 @@ class Core:
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
             prompt_logprobs=_prompt_logprobs(sequence) if position == sequence.num_carried_tokens else (),
+            kv_origin=sequence.kv_origin if position == sequence.num_carried_tokens else None,
         )
 
     def _take_candidates(self, beam: Sequence, candidates: SampledLogprobs) -> list[Outcome]:
@@ -356,6 +366,7 @@ class Core:
             num_cached_tokens=sequence.num_cached_tokens,
             first_scheduled_step=sequence.first_scheduled_step,
             vector=vector,
+            kv_origin=sequence.kv_origin,
         )
 
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from antiphon.services.engine.core.plan import PlacedImage, SampledLogprobs
-from antiphon.shared.messages import FinishReason, KvSource, PromptLogprobs
+from antiphon.shared.messages import FinishReason, KvOrigin, KvSource, PromptLogprobs
 from antiphon.shared.parameters.pooling import PoolingParams
 from antiphon.shared.parameters.sampling import SamplingParams
 
@@ -114,3 +114,5 @@ class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """
     vector: bytes = b""
     """See `TokenEvent.vector`."""
+    kv_origin: KvOrigin | None = None
+    """Only with the first tokens of the sequence here."""

@@ -17,6 +17,7 @@ from operator import attrgetter
 
 from antiphon.services.engine.core.beams.beam_group import begin_anew, rearrange
 from antiphon.services.engine.core.kv.block_pool import BlockPool
+from antiphon.services.engine.core.kv.origin import note_origin
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.reuse import Reusable, find_reusable
 from antiphon.services.engine.core.kv.states import StatePool
@@ -157,7 +158,9 @@ class Residency:
         has_states = self.states.plan(head, num_tokens)
         assert has_states, "a sequence that fits found no slots for its state"
         computed_elsewhere = found.from_host and not head.loads_stored
-        self._note_first_run(head, builder.step, num_shared * self.block_size if computed_elsewhere else start)
+        if head.status is not Status.PREEMPTED:
+            self._note_first_run(head, builder.step, num_shared * self.block_size if computed_elsewhere else start)
+            note_origin(head, found, self.block_size, self._tally, has_cache=self._limits.enable_prefix_caching)
         builder.joined.append(head)
         builder.add(head, num_tokens)
         return num_tokens
@@ -231,8 +234,6 @@ class Residency:
 
     def _note_first_run(self, sequence: Sequence, step: int, num_found: int) -> None:
         """Records a sequence's first run. `num_found`: cached tokens except those that another engine has sent."""
-        if sequence.status is Status.PREEMPTED:
-            return
         sequence.first_scheduled_step = step
         cached = min(num_found, sequence.num_prompt_tokens)
         sequence.num_cached_tokens = max(0, cached - sequence.num_virtual_tokens)

@@ -18,7 +18,7 @@ from antiphon.services.engine.core.drafts.drafter import Drafter
 from antiphon.services.engine.core.plan import PlacedImage
 from antiphon.services.engine.core.request import Adapter, SequenceSpec
 from antiphon.services.engine.core.stopping import StopRules
-from antiphon.shared.messages import PromptLogprobs
+from antiphon.shared.messages import KvMiss, KvOrigin, PromptLogprobs
 from antiphon.shared.parameters.pooling import PoolingParams
 from antiphon.shared.parameters.sampling import SamplingParams
 
@@ -136,6 +136,10 @@ class Sequence:
     """Prompt tokens whose KV came from the prefix cache or a sibling when the sequence first joined. Tokens that
     another engine has computed for this sequence do not count.
     """
+    kv_miss: KvMiss | None = None
+    """Why KV that is known to be elsewhere was not, or not all, read; None: it is not known to be anywhere."""
+    kv_origin: KvOrigin | None = None
+    """Set when the sequence first joins."""
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
     drafter: Drafter | None = None

@@ -13,13 +13,18 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
 from antiphon.services.engine.kv.channel import Channel
 from antiphon.services.engine.kv.disk.tier import DiskTier
 from antiphon.services.engine.kv.layout import KvMemory
+from antiphon.services.engine.kv.peers.copies import Copies, Keeper
+from antiphon.services.engine.kv.peers.keeper import CopyKeeper
 from antiphon.services.engine.kv.receiver import load
 from antiphon.services.engine.kv.sender import Sender
 from antiphon.services.engine.kv.shared_memory import ReceiverPool, forget_stale
+from antiphon.services.engine.kv.wire import Failed, Fetch, Offer
 from antiphon.shared import limits
 from antiphon.shared.flags import SettingsError
 
@@ -35,7 +40,8 @@ class KvConnector:
 
     `host` is the address at which other engines find this one, and `bind` the address to listen on; None: nothing is
     sent. `content` is this engine's `EngineFacts.content`: KV of other weights is neither sent nor accepted.
-    `open_tier` opens the blocks on the disk, given what takes blocks back. Raises SettingsError if it cannot
+    `open_tier` opens the blocks on the disk, given what takes blocks back. With `copies`, this engine keeps copies of
+    other engines' blocks there, and another one those of its own (`keep_copies_at`). Raises SettingsError if it cannot
     listen there, and what `open_tier` raises.
     """
 
@@ -48,13 +54,20 @@ class KvConnector:
         bind: str = "",
         content: str = "",
         open_tier: Callable[[Release], DiskTier] | None = None,
+        copies: bool = False,
     ) -> None:
         # First, because it may raise.
         self.tier = None if open_tier is None else open_tier(self._release)
         """The blocks on the disk; None if there are none."""
+        self.keeper = CopyKeeper(self.tier) if copies and self.tier is not None else None
+        """The copies that this engine keeps for others."""
+        self.copies: Copies | None = None
+        """The copies of this engine's blocks; None before the thread has started."""
+        self.lost_keepers: deque[Keeper] = deque(maxlen=limits.KV_COPIES_FROM_MAX)
+        """Engines that have stopped keeping copies, for `peers.actor`."""
         self._listener = None if host is None else _listening(bind or host)
         self.address = ""
-        """`host:port` at which other engines fetch blocks; empty if nothing is sent."""
+        """`host:port` at which other engines reach this one; empty if it does not listen."""
         forget_stale()
         self._memory, self._content = memory, content
         self._wake = wake
@@ -65,7 +78,7 @@ class KvConnector:
         self._failed = False
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._loads: dict[str, asyncio.Task[int]] = {}
+        self._loads: dict[str, asyncio.Task[tuple[int, float]]] = {}
         self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
         self._sender, self._pool = Sender(memory, self._release, content), ReceiverPool()
         self._fetches: set[asyncio.Task[None]] = set()
@@ -103,6 +116,12 @@ class KvConnector:
             if not self._failed:
                 self._loop.call_soon_threadsafe(self._sender.fail_all, "the engine stands still")
 
+    def keep_copies_at(self, keeper: Keeper | None) -> None:
+        """Has copies of this engine's stored blocks kept at another engine."""
+        with self._lock:
+            if not self._failed and self.copies is not None:
+                self._loop.call_soon_threadsafe(self.copies.keep_at, keeper)
+
     def close(self) -> None:
         """Ends all transfers and the thread."""
         with self._lock:
@@ -127,6 +146,10 @@ class KvConnector:
         tasks = [asyncio.create_task(self._stop.wait()), asyncio.create_task(self._expire())]
         if self._listener is not None:
             tasks.append(asyncio.create_task(self._accept(self._listener)))
+        if self.keeper is not None and self.tier is not None:
+            copies = self.copies = Copies(self.tier, self.lost_keepers.append)
+            self.tier.on_written = lambda name: copies.offer((name,))
+            tasks.append(asyncio.create_task(copies.run()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -152,7 +175,7 @@ class KvConnector:
             if len(self._fetches) >= limits.KV_FETCHES_MAX:
                 sock.close()
                 continue
-            task = asyncio.create_task(self._sender.serve(Channel(sock)))
+            task = asyncio.create_task(answer(Channel(sock), self._sender, self.keeper))
             self._fetches.add(task)
             task.add_done_callback(self._fetched)
 
@@ -172,6 +195,8 @@ class KvConnector:
         if self.tier is not None:
             for store in meta.stores:
                 self.tier.take(store)
+        if self.copies is not None and meta.kept:
+            self.copies.offer(meta.kept)
         for order in meta.loads:
             task = self._loop.create_task(self._load(order))
             self._loads[order.transfer_id] = task
@@ -181,24 +206,25 @@ class KvConnector:
             if (task := self._loads.get(transfer_id)) is not None:
                 task.cancel()
 
-    async def _load(self, order: KvLoad) -> int:
+    async def _load(self, order: KvLoad) -> tuple[int, float]:
+        """Returns the number of leading blocks, and the seconds that the disk took."""
         async with self._slots:
-            if not order.address:
-                assert self.tier is not None, "a load from a disk without one"
-                return await self.tier.load(order)
-            return await load(order, self._memory, self._content, self._pool)
+            if order.address:
+                return await load(order, self._memory, self._content, self._pool), 0.0
+            assert self.tier is not None, "a load from a disk without one"
+            return await self.tier.load(order)
 
-    def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:
+    def _loaded(self, transfer_id: str, task: "asyncio.Task[tuple[int, float]]") -> None:
         """Reports the end of a load, also after an error, so that the sequence does not wait for it."""
         del self._loads[transfer_id]
-        count = 0
+        found = 0, 0.0
         if not task.cancelled():
             error = task.exception()
             if error is None:
-                count = task.result()
+                found = task.result()
             else:
                 log.error("a transfer of KV failed: the prompt is computed here", exc_info=error)
-        self._ended(KvLoaded(transfer_id, count))
+        self._ended(KvLoaded(transfer_id, *found))
 
     def _ended(self, loaded: KvLoaded) -> None:
         with self._lock:
@@ -219,6 +245,23 @@ class KvConnector:
             waiting, self._waiting = self._waiting, set()
         self._results.extend(KvLoaded(transfer_id, 0) for transfer_id in waiting)
         self._wake()
+
+
+async def answer(channel: Channel, sender: Sender, keeper: CopyKeeper | None) -> None:
+    """Serves a receiver, or an engine that sends copies, and closes the connection. Errors of the connection end it."""
+    try:
+        async with asyncio.timeout(limits.KV_CONNECT_S):
+            first = await channel.receive()
+        if isinstance(first, Fetch):
+            await sender.serve(channel, first)
+        elif isinstance(first, Offer) and keeper is not None:
+            await keeper.serve(channel, first)
+        else:
+            await channel.send(Failed("an unexpected message"))
+    except (OSError, TimeoutError, msgspec.DecodeError) as error:
+        log.info("a transfer of KV has ended early: %s", error or type(error).__name__)
+    finally:
+        channel.close()
 
 
 def _listening(host: str) -> socket.socket:

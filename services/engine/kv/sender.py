@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from antiphon.services.engine.core.kv.kv_transfer import KvMeta, KvSave
@@ -86,30 +85,23 @@ class Sender:
         """Frees memory that was shared with receivers. Nothing may be served any more."""
         self._pool.close()
 
-    async def serve(self, channel: Channel) -> None:
-        """Answers one receiver and closes the connection. Errors of the connection end it."""
+    async def serve(self, channel: Channel, fetch: Fetch) -> None:
+        """Answers one receiver. Raises an error of the connection."""
+        if fetch.version != VERSION or fetch.layout != self._memory.layout:
+            await channel.send(Failed("the engines have different versions or types of the KV cache"))
+            return
+        if fetch.content != self._content:
+            await channel.send(Failed("the engines have different weights, or compute with different types"))
+            return
+        export = await self._find(fetch.transfer_id, channel)
+        if export is None or export.fetched:
+            await channel.send(Failed("there is no such transfer, or it has been fetched"))
+            return
+        export.fetched = True
         try:
-            async with asyncio.timeout(limits.KV_CONNECT_S):
-                fetch = await channel.receive()
-            if not isinstance(fetch, Fetch) or fetch.version != VERSION or fetch.layout != self._memory.layout:
-                await channel.send(Failed("the engines have different versions or types of the KV cache"))
-                return
-            if fetch.content != self._content:
-                await channel.send(Failed("the engines have different weights, or compute with different types"))
-                return
-            export = await self._find(fetch.transfer_id, channel)
-            if export is None or export.fetched:
-                await channel.send(Failed("there is no such transfer, or it has been fetched"))
-                return
-            export.fetched = True
-            try:
-                await self._send_in(channel, fetch, export)
-            finally:
-                self._fail(export, "the transfer has ended")
-        except (OSError, TimeoutError, msgspec.DecodeError) as error:
-            log.info("a transfer of KV has ended early: %s", error or type(error).__name__)
+            await self._send_in(channel, fetch, export)
         finally:
-            channel.close()
+            self._fail(export, "the transfer has ended")
 
     async def _find(self, transfer_id: str, channel: Channel) -> _Export | None:
         """Waits until the transfer is announced, for at most `KV_ARRIVAL_S`."""

@@ -7,6 +7,9 @@ computed and in any order, with `Alive` while no block is ready, and with `Faile
 receiver answers `Taken` for blocks in shared memory; the sender may then reuse their places. It closes the connection
 when it has all blocks. A connection is for one transfer; shared memory may be used by several transfers, one after the
 other (`shared_memory`).
+
+An engine that gives another one copies of its blocks (`peers`) connects and sends an `Offer` of names; the other one
+answers `Want`, gets a `Block` for each name that it wants, in this order, and answers `Kept`. Further offers follow.
 """
 
 import msgspec
@@ -69,7 +72,25 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-Header = Fetch | Alive | Block | Taken | Failed
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer", kw_only=True):
+    """Offers copies of blocks. `token`: the secret that the receiver gave for this (`KvRoom`)."""
+
+    version: int
+    token: str
+    names: tuple[bytes, ...]
+
+
+class Want(msgspec.Struct, frozen=True, array_like=True, tag="want"):
+    """The places in the offer of the blocks that the receiver does not have."""
+
+    places: tuple[int, ...]
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """All blocks of the offer are there."""
+
+
+Header = Fetch | Alive | Block | Taken | Failed | Offer | Want | Kept
 _DECODER = msgspec.msgpack.Decoder(Header)
 
 

@@ -10,7 +10,7 @@ from antiphon.services.engine.sequence_table import of_core
 from antiphon.services.engine.steps.loop import StepDetail, StepReport
 from antiphon.shared import limits
 from antiphon.shared.clock import Clock
-from antiphon.shared.messages import SequenceRef, SequenceSteps, StepEvent
+from antiphon.shared.messages import KvOrigin, SequenceRef, SequenceSteps, StepEvent
 from antiphon.shared.observability.step_rows import pack_sequence, pack_step
 
 _MICROSECONDS = 1e6
@@ -19,10 +19,12 @@ _MICROSECONDS = 1e6
 class _Live:
     """A live recorded sequence: its arrival in microseconds, its id on the bus, its attempt, and its unsent rows."""
 
-    __slots__ = ("arrived_us", "attempt", "rows", "sequence_id")
+    __slots__ = ("arrived_us", "attempt", "origin", "rows", "sequence_id")
 
     def __init__(self, arrived_us: float, sequence_id: str, attempt: int) -> None:
         self.arrived_us, self.sequence_id, self.attempt = arrived_us, sequence_id, attempt
+        self.origin: KvOrigin | None = None
+        """Not sent yet."""
         self.rows = bytearray()
         """See `antiphon.shared.observability.step_rows`."""
 
@@ -60,6 +62,9 @@ class StepRecorder:
         if not self._steps:
             self._oldest_s = self._clock.monotonic()
         num_output = {outcome.sequence_id: len(outcome.token_ids) for outcome in report.outcomes}
+        for outcome in report.outcomes:
+            if outcome.kv_origin is not None and (live := self._live.get(outcome.sequence_id)) is not None:
+                live.origin = outcome.kv_origin
         for detail, last in zip(report.details, _last_here(report.details), strict=True):
             event = self._event(detail)
             self._steps.append(event)
@@ -71,9 +76,10 @@ class StepRecorder:
         """Returns the collected steps and what they did for each recorded sequence, and forgets them."""
         steps, self._steps = self._steps, []
         computed, self._computed = self._computed, []
-        found = [SequenceSteps(one.sequence_id, one.attempt, bytes(one.rows)) for one in computed]
+        found = [SequenceSteps(one.sequence_id, one.attempt, bytes(one.rows), one.origin) for one in computed]
         for one in computed:
             one.rows.clear()
+            one.origin = None
         return steps, found
 
     def _event(self, detail: StepDetail) -> StepEvent:

@@ -111,9 +111,9 @@ class StepLoop:
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
-        self._inbox: deque[SequenceSpec | str | tuple[str, ServiceError]] = deque()
-        """Sequences to add, ids to abort, and (id, error) of sequences that were refused before they reached the loop.
-        """
+        self._inbox: deque[SequenceSpec | str | tuple[str, ServiceError] | Callable[[Core], None]] = deque()
+        """Sequences to add, ids to abort, (id, error) of sequences that were refused before they reached the loop, and
+        functions to call."""
         self._work = threading.Event()
         executor.watch(self.wake)
 
@@ -135,6 +135,11 @@ class StepLoop:
     def refuse(self, sequence_id: str, error: ServiceError) -> None:
         """Makes the next report list a sequence, which has not been added, as refused."""
         self._inbox.append((sequence_id, error))
+        self._work.set()
+
+    def call(self, function: Callable[[Core], None]) -> None:
+        """Has a function called with the core between two steps, on the thread that steps. Returns at once."""
+        self._inbox.append(function)
         self._work.set()
 
     def wake(self) -> None:
@@ -265,6 +270,9 @@ class StepLoop:
                 continue
             if isinstance(command, tuple):
                 refused.append(command)
+                continue
+            if not isinstance(command, SequenceSpec):
+                command(self.core)
                 continue
             try:
                 self.core.add(command)

@@ -42,7 +42,16 @@ def content_hash(model_dir: Path, form: str, dtype: torch.dtype) -> str:
     files only names, sizes and SAMPLES samples of the content are hashed, so that large files take no time; different
     weights differ in at least some samples.
     """
-    digest = hashlib.sha256(f"{form}\0{dtype}\0".encode())
+    return _hashed(f"{form}\0{dtype}\0", model_dir)
+
+
+def weights_digest(model_dir: Path) -> str:
+    """Returns a hash like `content_hash`, of the files alone: equal for all data types and quantizations."""
+    return _hashed("", model_dir)
+
+
+def _hashed(prefix: str, model_dir: Path) -> str:
+    digest = hashlib.sha256(prefix.encode())
     digest.update((model_dir / "config.json").read_bytes())
     for path in sorted(path for path in model_dir.iterdir() if path.suffix in WEIGHT_SUFFIXES):
         size = path.stat().st_size

@@ -7,6 +7,7 @@ from antiphon.services.gateway.path.gateway_parts import GatewayParts
 from antiphon.services.gateway.path.liveness.changes import MemberChanges
 from antiphon.services.gateway.path.liveness.death_probe import PROBED
 from antiphon.services.gateway.path.liveness.loss_report import report, silent
+from antiphon.services.gateway.path.placement.candidate import StoredKv
 from antiphon.services.gateway.path.requests.request_actor import RequestActor
 from antiphon.services.gateway.path.router import model_of, ready_members
 from antiphon.services.gateway.path.sequence_state import Address
@@ -38,7 +39,7 @@ class Losses:
     def on_lost(self, member: Heartbeat, why: str) -> None:
         """Tells in the log that a member is lost, and moves its work."""
         self.tell(member, why)
-        self.forget(Address(member.id, member.instance_id))
+        self.forget(Address(member.id, member.instance_id), self._stored(member))
 
     def is_alone(self, member: Heartbeat) -> bool:
         """Whether nobody else could do the work of an engine or a detokenizer, so that nothing is gained by moving it.
@@ -93,11 +94,19 @@ class Losses:
         alive = self._parts.guests.eligible(alive) if member.service == "engine" else alive
         return [one.id for one in ready_members(alive, model_of(member)) if one.instance_id != member.instance_id]
 
-    def forget(self, member: Address) -> None:
-        """Moves the work of a member that is lost."""
+    def _stored(self, member: Heartbeat) -> StoredKv | None:
+        """Returns where a lost engine's KV is stored; None if it is not."""
+        status = member.status
+        if not isinstance(status, EngineStatus) or not status.kv_store:
+            return None
+        found = self._parts.members.get("engine", status.kv_copies_at)
+        return StoredKv(status.kv_store, None if found is None else Address(found.id, found.instance_id))
+
+    def forget(self, member: Address, stored: StoredKv | None = None) -> None:
+        """Moves the work of a member that is lost. `stored`: where its KV is stored."""
         self._parts.router.forget(member)
         for request in list(self._requests.values()):
-            request.placements.on_lost(member)
+            request.placements.on_lost(member, stored)
         for guest in self._parts.guests:
             guest.on_lost(member)
         self._parts.dispatcher.pump()

@@ -29,6 +29,9 @@ class RecordedRequest:
     keeps_content = False
     """Whether `content` is wanted."""
 
+    def follow(self, snapshot: Callable[[], bytes]) -> None:
+        """Gives what returns the content so far; b"": it is not known yet. Called when the request begins."""
+
     def content(self, data: bytes) -> None:
         """What it takes to run the request again (`antiphon.shared.recorded_request`). Called before `ended`."""
 

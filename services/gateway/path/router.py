@@ -2,8 +2,7 @@
 
 The cost of an engine is measured in tokens: prompt tokens that wait there, plus the tokens of this prompt that are not
 in the engine's prefix cache, plus `RUNNING_COST` for each sequence there. The cheapest engine is chosen; among equals,
-the one with the fewest prompt tokens since its start. The router estimates the content of a prefix cache from the block
-hashes of the prompts that this gateway has sent there; a wrong estimate costs only time.
+the one with the fewest prompt tokens since its start. What is in a prefix cache says `prefixes`.
 
 An engine is chosen only if it has credit: the number of sequences that it can accept, as its heartbeat says. The router
 subtracts the sequences that this gateway has sent since that heartbeat, or sent before without an answer yet, and adds
@@ -16,10 +15,11 @@ count in the cost for them. The idle lane has its own credit, which counts all s
 idle sequence at each engine.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from antiphon.services.gateway.path.prefixes import KnownBlocks, PrefixIndex
 from antiphon.shared import limits
 from antiphon.shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
@@ -87,42 +87,21 @@ class EngineLoad:
 
 
 @dataclass(slots=True)
-class PrefixIndex:
-    """Block hashes of the prompts sent to one engine. Beyond `capacity` the least recently added are dropped."""
-
-    capacity: int
-    _hashes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-
-    def add(self, hashes: Sequence[bytes]) -> None:
-        """Adds the blocks of a prompt."""
-        for block_hash in hashes:
-            self._hashes[block_hash] = None
-            self._hashes.move_to_end(block_hash)
-        while len(self._hashes) > self.capacity:
-            self._hashes.popitem(last=False)
-
-    def overlap(self, hashes: Sequence[bytes]) -> int:
-        """Returns the number of leading blocks of a prompt that are in the index."""
-        count = 0
-        for block_hash in hashes:
-            if block_hash not in self._hashes:
-                break
-            count += 1
-        return count
-
-
-@dataclass(slots=True)
 class Router:
     """This gateway's view of the load of engines and detokenizers, which is more recent than their heartbeats."""
 
     _loads: dict[tuple[str, str], EngineLoad] = field(default_factory=dict[tuple[str, str], EngineLoad])
     _prefixes: dict[tuple[str, str], PrefixIndex] = field(default_factory=dict[tuple[str, str], PrefixIndex])
+    """Of the engines that are not followed."""
+    _known: dict[tuple[str, str], KnownBlocks] = field(default_factory=dict[tuple[str, str], KnownBlocks])
+    """Of the engines whose prefix caches are followed."""
     _streams: dict[tuple[str, str], set[str]] = field(default_factory=dict[tuple[str, str], set[str]])
 
     def choose_engine(
-        self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
+        self, engines: Sequence[Heartbeat], model: str, num_tokens: int, blocks: Sequence[int],
         avoid: Collection[tuple[str, str]] = (), affinity: Collection[tuple[str, str]] = (), client: str = "", *,
         joins: bool = False, pools: bool = False, idle: bool = False, recovers: bool = False,
+        readers: Collection[tuple[str, str]] = (),
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
@@ -133,7 +112,7 @@ class Router:
 
         A sequence that `recovers`, whose output must be computed again, waits while an engine has RECOVERY_STEPS steps
         full of such sequences: if another engine is ready before their turn, as a lost engine may be again, it computes
-        the rest.
+        the rest. It does not wait for `readers`, which read its KV.
         """
         engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
@@ -142,12 +121,16 @@ class Router:
             if found is not None:
                 return found
         ready = [e for e in engines if self.credit(e, client, idle=idle) > 0]
-        ready = [e for e in ready if not recovers or self._may_recover(e)]
+        ready = [e for e in ready if not recovers or (e.id, e.instance_id) in readers or self._may_recover(e)]
         if len(ready) == 1:
             return ready[0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in affinity and self._has_row(e)] or ready
-        return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
+        return min(
+            ready,
+            key=lambda e: (self._cost(e, num_tokens, blocks, idle), _engine_status(e).counters.prompt_tokens, e.id),
+            default=None,
+        )
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
         """Returns the responsive prefill engines that can serve a decode engine: those with the same weights."""
@@ -159,7 +142,7 @@ class Router:
         self,
         prefill_engines: Sequence[Heartbeat],
         num_tokens: int,
-        hashes: Sequence[bytes],
+        blocks: Sequence[int],
         client: str,
         *,
         configuration: str,
@@ -174,15 +157,16 @@ class Router:
 
         def cost(e: Heartbeat) -> int:
             same = configuration_of(e) == configuration
-            return self._cost(e, num_tokens, hashes, idle) * (1 if same else OTHER_CONFIGURATION)
+            return self._cost(e, num_tokens, blocks, idle) * (1 if same else OTHER_CONFIGURATION)
 
         able = [e for e in prefill_engines if self.credit(e, client, idle=idle) > 0]
-        return min(able, key=lambda e: (cost(e), self._used(e), e.id), default=None)
+        return min(able, key=lambda e: (cost(e), _engine_status(e).counters.prompt_tokens, e.id), default=None)
 
-    def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
+    def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, blocks: Sequence[int]) -> int:
         """Returns how many tokens of a prompt are not in the engine's prefix cache, by this gateway's estimate."""
-        prefixes = self._prefixes.get((engine.id, engine.instance_id))
-        cached = prefixes.overlap(hashes) * _engine_status(engine).block_size if prefixes is not None else 0
+        key = engine.id, engine.instance_id
+        prefixes = self._known.get(key) or self._prefixes.get(key)
+        cached = prefixes.overlap(blocks) * _engine_status(engine).block_size if prefixes is not None else 0
         return max(0, num_tokens - cached)
 
     def credit(self, engine: Heartbeat, client: str = "", *, idle: bool = False) -> int:
@@ -263,7 +247,7 @@ class Router:
         engine: Heartbeat,
         sequence_id: str,
         num_tokens: int,
-        hashes: Sequence[bytes],
+        blocks: Sequence[int],
         client: str = "",
         *,
         idle: bool = False,
@@ -274,17 +258,22 @@ class Router:
         `recovers`: it has output, which is among its `num_tokens` tokens to compute.
         """
         load, key = self._load(engine), (engine.id, engine.instance_id)
-        load.tokens += 0 if idle else num_tokens
+        known = self._known.get(key)
+        if not idle:
+            load.tokens += num_tokens if known is None else self.num_missing_tokens(engine, num_tokens, blocks)
         load.sent += not idle
         load.idle_sent += idle
         load.unanswered.add(sequence_id)
         load.hold(sequence_id, client, idle=idle)
         if recovers and not idle:
-            load.recovering[sequence_id] = self.num_missing_tokens(engine, num_tokens, hashes)
+            load.recovering[sequence_id] = self.num_missing_tokens(engine, num_tokens, blocks)
+        if known is not None:
+            known.sent(sequence_id, blocks)
+            return
         prefixes = self._prefixes.get(key)
         if prefixes is None:
             prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
-        prefixes.add(hashes)
+        prefixes.add(blocks)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
         """Records that the engine has accepted or refused a sequence."""
@@ -294,16 +283,14 @@ class Router:
             load.silent = False
             if not accepted:
                 load.refused = True
-                load.let_go(sequence_id)
-                load.idle.discard(sequence_id)
+                self._drop(engine, load, sequence_id)
 
     def record_silence(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that the engine has not answered the submit of a sequence in time."""
         load = self._loads.get(engine)
         if load is not None:
             load.unanswered.discard(sequence_id)
-            load.let_go(sequence_id)
-            load.idle.discard(sequence_id)
+            self._drop(engine, load, sequence_id)
             load.silent = load.refused = True
 
     def record_output(self, engine: tuple[str, str], sequence_id: str) -> None:
@@ -315,6 +302,8 @@ class Router:
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that a sequence has ended at an engine or was moved away from it. Idempotent."""
         load = self._loads.get(engine)
+        if (known := self._known.get(engine)) is not None:
+            known.ended(sequence_id)
         if load is None:
             return
         if sequence_id in load.idle:
@@ -331,18 +320,37 @@ class Router:
         """Records that a stream of this gateway is no longer open at a detokenizer. Idempotent."""
         self._streams.get(detokenizer, set[str]()).discard(sequence_id)
 
+    def follow(self, engine: tuple[str, str], known: KnownBlocks | None) -> None:
+        """Has the content of an engine's prefix cache from now on; None: estimates it again."""
+        if known is None:
+            self._known.pop(engine, None)
+            return
+        self._known[engine] = known
+        self._prefixes.pop(engine, None)
+
     def forget(self, member: tuple[str, str]) -> None:
         """Drops all records of a member that is lost."""
-        for table in (self._loads, self._prefixes, self._streams):
+        for table in (self._loads, self._prefixes, self._known, self._streams):
             table.pop(member, None)
 
-    def _cost(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes], idle: bool) -> int:
+    def _cost(self, engine: Heartbeat, num_tokens: int, blocks: Sequence[int], idle: bool) -> int:
         status, load = _engine_status(engine), self._load(engine)
         there = status.load
-        waiting = there.num_waiting_tokens + load.tokens + self.num_missing_tokens(engine, num_tokens, hashes)
+        known = self._known.get((engine.id, engine.instance_id))
+        share = 1.0 if known is None else known.missing_share
+        # The engine counts the tokens of waiting prompts without looking for them in its cache.
+        waiting = there.num_waiting_tokens - (0 if idle else there.num_idle_waiting_tokens)
+        cost = round(waiting * share) + load.tokens + self.num_missing_tokens(engine, num_tokens, blocks)
         if not idle:
-            return waiting - there.num_idle_waiting_tokens + RUNNING_COST * (_num_ordinary(status) + load.sent)
-        return waiting + RUNNING_COST * (there.num_running + there.num_waiting + load.sent + load.idle_sent)
+            return cost + RUNNING_COST * (_num_ordinary(status) + load.sent)
+        return cost + RUNNING_COST * (there.num_running + there.num_waiting + load.sent + load.idle_sent)
+
+    def _drop(self, engine: tuple[str, str], load: EngineLoad, sequence_id: str) -> None:
+        """Removes a sequence that the engine does not run."""
+        load.let_go(sequence_id)
+        load.idle.discard(sequence_id)
+        if (known := self._known.get(engine)) is not None:
+            known.ended(sequence_id)
 
     def _may_recover(self, engine: Heartbeat) -> bool:
         """Whether the engine can begin soon with one more sequence that recovers."""
@@ -352,9 +360,6 @@ class Router:
     def _has_row(self, engine: Heartbeat) -> bool:
         status = _engine_status(engine)
         return _num_ordinary(status) + self._load(engine).sent < status.max_num_seqs
-
-    def _used(self, engine: Heartbeat) -> int:
-        return _engine_status(engine).counters.prompt_tokens
 
     def _num_streams(self, detokenizer: Heartbeat) -> int:
         # The heartbeat counts the streams of all gateways; this gateway knows its own new streams before the next
@@ -371,6 +376,8 @@ class Router:
             load.idle_sent = len(load.unanswered & load.idle)
             load.sent = len(load.unanswered) - load.idle_sent
             load.refused = False
+            if (known := self._known.get((engine.id, engine.instance_id))) is not None:
+                known.heartbeat()
         return load
 
 

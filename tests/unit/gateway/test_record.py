@@ -11,7 +11,7 @@ from antiphon.services.gateway.ops.timeline.timeline import phases_of, timeline_
 from antiphon.services.gateway.ops.timeline.trace_events import trace_events_of
 from antiphon.services.gateway.path.record import NOT_RECORDED, RequestFacts
 from antiphon.shared import limits
-from antiphon.shared.messages import SequenceRef, StepEvent, StepEvents, UsageOutcome
+from antiphon.shared.messages import KvOrigin, SequenceRef, StepEvent, StepEvents, UsageOutcome
 from tests.unit.gateway.step_events import Told, told
 
 
@@ -350,6 +350,15 @@ def test_without_the_steps_just_before_it_the_load_is_unknown(before: tuple[Told
     steps = (*before, step(10, 900, 90, 0, 5, 1))
     found = waited(Recorder(4, Hand()), Hand(), told("engine-1", *steps))
     assert (found["batch_size_before"], found["free_blocks_before"]) == (None, None)
+
+
+def test_where_the_kv_of_a_prompt_came_from_is_told():
+    recorder, hand = Recorder(4, Hand()), Hand()
+    steps = told("engine-1", step(10, 900, 90, 0, 5, 1))
+    origin = KvOrigin(num_cached=64, num_stored=1024, num_computed=300, why="new")
+    sequences = tuple(msgspec.structs.replace(one, origin=origin) for one in steps.sequences)
+    found = waited(recorder, hand, msgspec.structs.replace(steps, sequences=sequences))
+    assert found["kv"] == {"cache": 64, "disk": 1024, "prefill_engine": 0, "computed": 300, "why": "new"}
 
 
 def test_the_last_steps_of_few_engines_are_remembered():

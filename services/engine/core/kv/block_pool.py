@@ -9,6 +9,19 @@ the end of a prefix is evicted before its beginning.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+
+class BlockWatcher(Protocol):
+    """Follows which blocks with a content hash the pool has. Called on the thread that steps the engine."""
+
+    def stored(self, block_hash: bytes) -> None:
+        """A block has got this hash."""
+        ...
+
+    def removed(self, block_hash: bytes) -> None:
+        """The block with this hash was evicted."""
+        ...
 
 
 class BlockPool:
@@ -19,6 +32,7 @@ class BlockPool:
         self.num_free = num_blocks
         self.on_reuse: Callable[[int], None] | None = None
         """Called with each block that `allocate` gives other content."""
+        self.watchers: tuple[BlockWatcher, ...] = ()
         self._refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
@@ -66,6 +80,8 @@ class BlockPool:
             return False
         self._by_hash[block_hash] = block
         self._hashes[block] = block_hash
+        for watcher in self.watchers:
+            watcher.stored(block_hash)
         return True
 
     def find(self, block_hash: bytes) -> int | None:
@@ -89,6 +105,10 @@ class BlockPool:
         """Number of blocks with a content hash."""
         return len(self._by_hash)
 
+    def content(self) -> list[bytes]:
+        """Returns the content hashes of all blocks that have one, in the order in which they were registered."""
+        return list(self._by_hash)
+
     def eviction_order(self) -> Iterator[int]:
         """Returns the free blocks in the order in which `allocate` takes them."""
         block = self._next[self._ring_end]
@@ -101,6 +121,8 @@ class BlockPool:
         if block_hash is not None:
             del self._by_hash[block_hash]
             self._hashes[block] = None
+            for watcher in self.watchers:
+                watcher.removed(block_hash)
 
     def _unlink(self, block: int) -> None:
         before, after = self._prev[block], self._next[block]

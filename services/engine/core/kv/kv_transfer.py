@@ -77,10 +77,12 @@ class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: tuple[str, ...] = ()
     """Loads for which no sequence waits any more. The end of each is still reported (`KvLoaded`)."""
     stores: tuple[KvStore, ...] = ()
+    kept: tuple[bytes, ...] = ()
+    """Names of blocks in use that are stored, of which another engine is to have copies."""
 
     def __bool__(self) -> bool:
         """Whether there are any commands."""
-        return bool(self.opened or self.saves or self.dropped or self.loads or self.cancelled or self.stores)
+        return any((self.opened, self.saves, self.dropped, self.loads, self.cancelled, self.stores, self.kept))
 
 
 class KvLoaded(msgspec.Struct, frozen=True):
@@ -88,6 +90,8 @@ class KvLoaded(msgspec.Struct, frozen=True):
 
     transfer_id: str
     num_blocks: int
+    took_s: float = 0.0
+    """Of a load from the tier, without its wait for others."""
 
 
 class KvReleased(msgspec.Struct, frozen=True):
@@ -141,6 +145,7 @@ class KvTransfers:
         self._orders: list[KvLoad] = []
         self._cancelled: list[str] = []
         self._stores: list[KvStore] = []
+        self._kept: list[bytes] = []
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -183,6 +188,7 @@ class KvTransfers:
             return False
         if self._take_room(sequence, source, num_hits, self._num_loadable(sequence)):
             return True
+        sequence.kv_miss = "no_room"
         self._tally.kv_failed_loads += 1
         return False
 
@@ -282,6 +288,8 @@ class KvTransfers:
             count = len(blocks) if complete else 0
         if self.pieces.states:
             self.pieces.loaded(load.state, wanted=complete and bool(load.sequences))
+        for sequence in load.sequences:
+            sequence.kv_miss = None if complete else "failed"
         if not load.sequences:
             self._swap.pool.free(blocks + load.host_windows)
             return []
@@ -391,6 +399,10 @@ class KvTransfers:
         self._saved.update(blocks)
         self._stores.append(order)
 
+    def keep(self, names: "SequenceOf[bytes]") -> None:
+        """Passes on the names of stored blocks of which another engine is to have copies."""
+        self._kept += names
+
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
         num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
@@ -416,10 +428,10 @@ class KvTransfers:
 
     def plan_meta(self) -> KvMeta:
         """Returns the commands for the other half, and clears them here."""
-        lists = (self._opened, self._saves, self._dropped, self._orders, self._cancelled, self._stores)
+        lists = self._opened, self._saves, self._dropped, self._orders, self._cancelled, self._stores, self._kept
         if not any(lists):
             return NOTHING
-        opened, saves, dropped, orders, cancelled, stores = lists
+        opened, saves, dropped, orders, cancelled, stores, kept = lists
         meta = KvMeta(
             opened=tuple(opened),
             saves=tuple(saves),
@@ -427,6 +439,7 @@ class KvTransfers:
             loads=tuple(orders),
             cancelled=tuple(cancelled),
             stores=tuple(stores),
+            kept=tuple(kept),
         )
         for each in lists:
             each.clear()

@@ -7,6 +7,8 @@ sequences that compute the same block at the same time each keep their own block
 is published; the other one gets no hash, so that after it is freed it is among the first blocks to be allocated again.
 """
 
+from collections.abc import Callable
+
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.states import StatePool
 from antiphon.services.engine.core.kv.windows import Windows
@@ -22,6 +24,8 @@ class PrefixCache:
         self._pool, self._states, self._windows = pool, states, windows
         self._block_size = block_size
         self._enabled = enabled
+        self.on_published: Callable[[Sequence, int, int], None] | None = None
+        """Called with a sequence and the range of its blocks that have just been named, [first, end)."""
 
     def lookup(self, sequence: Sequence) -> list[int]:
         """Returns the blocks of the longest cached prefix that leaves out the last token (needed for sampling).
@@ -66,12 +70,17 @@ class PrefixCache:
         num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
         if not self._enabled or sequence.canary or num_full <= sequence.num_published_blocks:
             return
+        first_new = num_full
         for index in range(sequence.num_published_blocks, num_full):
             block, block_hash = sequence.block_table[index], self._hash(sequence, index)
-            if not self._pool.register(block, block_hash) and (named := self._pool.find(block_hash)) is not None:
+            if self._pool.register(block, block_hash):
+                first_new = min(first_new, index)
+            elif (named := self._pool.find(block_hash)) is not None:
                 self._states.snapshots.move(block, named)
             self._windows.publish(sequence, index, block_hash)
         sequence.num_published_blocks = num_full
+        if self.on_published is not None and first_new < num_full:
+            self.on_published(sequence, first_new, num_full)
 
     def _cacheable_blocks(self, sequence: Sequence) -> int:
         return (sequence.num_tokens - 1) // self._block_size if self._enabled else 0

@@ -9,8 +9,10 @@ windows and snapshots of states are stored under their names. Called by `core`.
 """
 
 from collections.abc import Container
+from collections.abc import Sequence as SequenceOf
 
-from antiphon.services.engine.core.kv.kv_transfer import KvStore, KvTransfers
+from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvStore, KvTransfers
+from antiphon.services.engine.core.kv.pace import Pace
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.windows import Windows
 from antiphon.services.engine.core.sequence import Sequence
@@ -34,7 +36,10 @@ class KvTier:
         self._pieces, self._tally = transfers.pieces, tally
         self.stored: Container[bytes] | None = None
         """The names that can be loaded; None: there is no tier. May change at any time."""
+        self.is_copied = False
+        """Whether stored blocks have copies at another engine: then the names of blocks in use are passed on too."""
         self.tokens_min = limits.KV_TIER_TOKENS_MIN
+        self.pace = Pace()
 
     def load(self, sequence: Sequence) -> bool:
         """Starts to wait for what is stored of a new sequence. Returns False if it should be queued at once."""
@@ -43,9 +48,29 @@ class KvTier:
         num_hits = self._transfers.num_hits(sequence)
         end = self._num_stored(sequence, num_hits)
         if (end - num_hits) * self._block_size < self.tokens_min:
+            sequence.kv_miss = "short" if end > num_hits else None
+            return False
+        if not self.pace.reading_is_faster():
+            sequence.kv_miss = "slow"
             return False
         name = f"tier {sequence.block_hashes[end - 1].hex()} {num_hits}"
-        return self._transfers.begin_stored(sequence, name, num_hits, end)
+        begun = self._transfers.begin_stored(sequence, name, num_hits, end)
+        sequence.kv_miss = None if begun else "no_room"
+        return begun
+
+    def loaded(self, result: KvLoaded) -> None:
+        """Takes notice of how long a load from the tier took."""
+        self.pace.has_read(result.num_blocks * self._block_size, result.took_s)
+
+    def planned(self, now_s: float) -> None:
+        """A step has been planned."""
+        if self.stored is not None:
+            self.pace.planned(now_s)
+
+    def applied(self, num_tokens: int, now_s: float) -> None:
+        """The oldest planned step has ended."""
+        if self.stored is not None:
+            self.pace.applied(num_tokens, now_s)
 
     def store(self, sequence: Sequence) -> None:
         """Passes on the blocks that have been published since the last call and are not stored."""
@@ -53,7 +78,7 @@ class KvTier:
             return
         for index in range(sequence.num_stored_blocks, sequence.num_published_blocks):
             name, block = sequence.block_hashes[index], sequence.block_table[index]
-            if name not in self.stored:
+            if not self._is_stored((name,)):
                 self._transfers.store(KvStore((name,), (block,)))
                 self._tally.kv_stored_tokens += self._block_size
             self._store_ending(sequence, index, name, block)
@@ -61,14 +86,21 @@ class KvTier:
 
     def _store_ending(self, sequence: Sequence, index: int, name: bytes, block: int) -> None:
         """Passes on the column beside a block, and the snapshot of the state after it."""
-        assert self.stored is not None
-        if self._windows and index >= sequence.window_first and self._windows.names(name)[-1] not in self.stored:
+        if self._windows and index >= sequence.window_first and not self._is_stored(self._windows.names(name)):
             column = self._windows.columns(sequence, index, index + 1)
             self._transfers.store(KvStore(tuple(self._windows.names(name)), tuple(column)))
-        if self._pieces.count and self._pieces.names(name)[-1] not in self.stored:
+        if self._pieces.count and not self._is_stored(self._pieces.names(name)):
             numbers = self._pieces.to_send(block)
             if numbers is not None:
                 self._transfers.store(KvStore(tuple(self._pieces.names(name)), tuple(numbers)))
+
+    def _is_stored(self, names: SequenceOf[bytes]) -> bool:
+        """Whether blocks in use that belong together are stored. If so, the engine with the copies has to have them."""
+        assert self.stored is not None
+        found = names[-1] in self.stored
+        if found and self.is_copied:
+            self._transfers.keep(names)
+        return found
 
     def _takes_part(self, sequence: Sequence) -> bool:
         """Whether KV of a sequence is loaded and stored: not of a short one, which is computed in the same time."""

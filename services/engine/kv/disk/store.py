@@ -11,7 +11,9 @@ would exceed its bound, the segments that were read longest ago are deleted, exc
 import errno
 import logging
 import os
+import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +29,23 @@ _RETRY_S = 30.0
 """Seconds until writing is tried again after an error, such as a full disk."""
 _USED_S = 10.0
 """A segment that is read is marked as used at most this often."""
+
+
+_ID = "id"
+
+
+def directory_id(path: Path) -> str:
+    """Returns the random id of a directory of stores, which is written with its first use. Raises OSError."""
+    file = path / _ID
+    with suppress(FileExistsError):
+        drawn = secrets.token_hex(8)
+        draft = path / f"{_ID}-{drawn}"
+        draft.write_text(drawn)
+        try:
+            os.link(draft, file)  # so that the file is never seen empty
+        finally:
+            draft.unlink()
+    return file.read_text()
 
 
 class Place(NamedTuple):

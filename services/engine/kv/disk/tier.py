@@ -2,6 +2,7 @@
 
     write   a thread copies each block out of the KV cache, which it then gives back, and appends it to the store
     read    threads read blocks from the disk; the loop of `connector` writes them to host blocks and compares checksums
+    keep    the writing thread appends a block of another machine's engine (`peers`)
 
 If a block is missing or damaged, or if the disk is silent for `KV_SILENCE_S`, a load ends with the blocks before, and
 the engine computes the rest. A thread that a disk keeps waiting holds only its own buffer, so nothing is written to a
@@ -15,8 +16,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,9 +26,9 @@ import numpy as np
 from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvStore
 from antiphon.services.engine.core.plan import EngineFacts
 from antiphon.services.engine.kv.disk.segment import SYSTEM, Entry, Files
-from antiphon.services.engine.kv.disk.store import Store
+from antiphon.services.engine.kv.disk.store import Store, directory_id
 from antiphon.services.engine.kv.layout import KvMemory
-from antiphon.services.engine.kv.pieces import Bytes
+from antiphon.services.engine.kv.pieces import Bytes, checksum
 from antiphon.shared import limits
 from antiphon.shared.cache_dirs import user_directory
 from antiphon.shared.config import EngineSettings
@@ -40,6 +42,21 @@ _READ_BYTES = 4 * 2**20
 _READERS = 2
 _USUAL_PATH = "~/.cache/antiphon/kv"
 _GIB = 2**30
+
+
+class StoredBlock(NamedTuple):
+    """A block as it is in a store, with the checksum of its bytes."""
+
+    name: bytes
+    data: Bytes
+    checksum: int
+
+
+class _Keeping(NamedTuple):
+    """A block to write, and what is told whether it has been written."""
+
+    block: StoredBlock
+    done: "Future[bool]"
 
 
 def open_tier(
@@ -79,8 +96,13 @@ class DiskTier:
         own, layout = memory.own, memory.layout
         self.block_bytes = layout.num_bytes(layout.block_size) if own is None else own.cache.num_bytes
         key = msgspec.msgpack.encode((*identity, layout, "" if own is None else own.name))
-        self.store = Store(path / hashlib.sha256(key).hexdigest()[:32], max_bytes, files)
-        self._orders: queue.SimpleQueue[KvStore | None] = queue.SimpleQueue()
+        self.identity = hashlib.sha256(key).hexdigest()[:32]
+        """What all that determines the bytes of blocks is hashed to."""
+        self.store = Store(path / self.identity, max_bytes, files)
+        self.directory_id = directory_id(path)
+        self.on_written: Callable[[bytes], None] | None = None
+        """Called on the writing thread with the name of each block of this engine that has been written."""
+        self._orders: queue.SimpleQueue[KvStore | _Keeping | None] = queue.SimpleQueue()
         self._num_held = 0
         """Blocks in the queue. Changed by both threads, under the lock."""
         self._lock = threading.Lock()
@@ -117,6 +139,9 @@ class DiskTier:
                 continue
             if order is None:
                 return
+            if isinstance(order, _Keeping):
+                self._keep(order)
+                continue
             for name, block in zip(order.hashes, order.block_ids, strict=True):
                 try:
                     self._write(name, block, data)
@@ -126,14 +151,34 @@ class DiskTier:
                 self._num_held -= len(order.block_ids)
 
     def _write(self, name: bytes, block: int, data: Bytes) -> None:
-        wanted, checksum = name not in self.store, 0
+        wanted, found = name not in self.store, 0
         try:
             if wanted:
-                checksum = self._copy_out(block, data)
+                found = self._copy_out(block, data)
         finally:
             self._release((block,))
-        if wanted:
-            self.store.append(name, data, self._memory.layout.block_size, checksum)
+        if wanted and not self._append(StoredBlock(name, data, found)):
+            return
+        if self.on_written is not None:
+            self.on_written(name)
+
+    def _append(self, block: StoredBlock) -> bool:
+        return self.store.append(block.name, block.data, self._memory.layout.block_size, block.checksum)
+
+    def keep(self, block: StoredBlock) -> "Future[bool]":
+        """Queues a block of another engine, whose `data` must not change until the result is there.
+
+        The result is False if the block could not be written.
+        """
+        keeping = _Keeping(block, Future())
+        self._orders.put(keeping)
+        return keeping.done
+
+    def _keep(self, keeping: _Keeping) -> None:
+        try:
+            keeping.done.set_result(self._append(keeping.block))
+        except Exception as error:  # for any error, because the result is awaited
+            keeping.done.set_exception(error)
 
     def _copy_out(self, block: int, data: Bytes) -> int:
         """Copies a block of the KV cache. Returns its checksum."""
@@ -144,35 +189,38 @@ class DiskTier:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def load(self, order: KvLoad) -> int:
-        """Reads blocks until all are there or one is missing. Returns the number of leading blocks that are written.
+    async def load(self, order: KvLoad) -> tuple[int, float]:
+        """Reads blocks until all are there or one is missing. May be cancelled.
 
-        May be cancelled.
+        Returns the number of leading blocks that are written, and the seconds that this took without waits for others.
         """
         at_once = max(1, _READ_BYTES // self.block_bytes)
-        loop, done = asyncio.get_running_loop(), 0
+        loop, done, took_s = asyncio.get_running_loop(), 0, 0.0
         while done < len(order.hashes):
             names = order.hashes[done : done + at_once]
             reading = loop.run_in_executor(self._readers, self._read, names)
             try:
                 async with asyncio.timeout(limits.KV_SILENCE_S):
-                    data, entries = await reading
+                    data, entries, read_s = await reading
             except TimeoutError:
                 logger.warning("the disk of --kv-disk-path is silent: the rest of a prompt is computed")
-                return done
+                return done, took_s + limits.KV_SILENCE_S
+            began_s = loop.time() - read_s
             for place, entry in enumerate(entries):
                 block = data[place * self.block_bytes : place * self.block_bytes + entry.size]
                 if self._copy_in(order.host_blocks[done], block) != entry.checksum:
                     logger.warning("a block of KV on the disk is damaged: the rest of a prompt is computed")
                     self.store.forget(entry.name)
-                    return done
+                    return done, took_s
                 done += 1
+            took_s += loop.time() - began_s
             if len(entries) < len(names):
-                return done
-        return done
+                return done, took_s
+        return done, took_s
 
-    def _read(self, names: tuple[bytes, ...]) -> tuple[Bytes, list[Entry]]:
-        """Reads leading blocks, in a buffer of its own. On a reading thread."""
+    def _read(self, names: tuple[bytes, ...]) -> tuple[Bytes, list[Entry], float]:
+        """Reads leading blocks, in a buffer of its own. On a reading thread. Returns also the seconds that it took."""
+        began_s = time.monotonic()
         data = np.empty(len(names) * self.block_bytes, dtype=np.uint8)
         entries: list[Entry] = []
         for place, name in enumerate(names):
@@ -181,7 +229,24 @@ class DiskTier:
             if entry is None or entry.size != self.block_bytes:
                 break
             entries.append(entry)
-        return data, entries
+        return data, entries, time.monotonic() - began_s
+
+    async def read(self, names: tuple[bytes, ...]) -> list[StoredBlock]:
+        """Returns those of the blocks that are there and undamaged. Awaits the disk."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_whole, names)
+
+    def _read_whole(self, names: tuple[bytes, ...]) -> list[StoredBlock]:
+        found = list[StoredBlock]()
+        for name in names:
+            data = np.empty(self.block_bytes, dtype=np.uint8)
+            entry = self.store.read(name, data.data)
+            if entry is None or entry.size != self.block_bytes:
+                continue
+            if checksum(data) != entry.checksum:
+                self.store.forget(name)
+                continue
+            found.append(StoredBlock(name, data, entry.checksum))
+        return found
 
     def _copy_in(self, host_block: int, data: Bytes) -> int:
         own, layout = self._memory.own, self._memory.layout

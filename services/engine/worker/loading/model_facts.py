@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.services.engine.models.registry import find_family, has_family
+from antiphon.services.engine.worker.configuration import weights_digest
 from antiphon.services.engine.worker.loading.model_files import read_config
 from antiphon.shared.messages import ModelFacts
 from antiphon.shared.settings.quantization import quantization_settings
@@ -29,6 +30,7 @@ def model_facts(model_dir: Path, *, on_device: bool) -> ModelFacts:
         file_format=form,
         quantization=_weight_type(config) if types is None else types.most_common(1)[0][0],
         on_device=on_device,
+        digest=weights_digest(model_dir),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
 from antiphon.services.gateway.path.messages import Prompt
 from antiphon.services.gateway.path.sequence_state import SequenceState
+from antiphon.shared.blocks import root_hash
 from antiphon.shared.codec import unpack_ids
 from antiphon.shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, encode
 
@@ -35,6 +36,7 @@ def content_of(
             shown_special_tokens=list(output.shown_special_tokens),
             begun=list(request.guests.begun),
             num_images=len(request.inputs.images),
+            block_root=root_hash(request.cache_salt).hex(),
             prompts=[RecordedPrompt(unpack_ids(one.packed), list(one.end_token_ids)) for one in prompts],
             sequences=[
                 RecordedSequence(list(one.token_ids), one.finish_reason, one.stop_reason, list(one.engines))

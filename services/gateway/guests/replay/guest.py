@@ -14,12 +14,17 @@ class RecordsContent(RequestGuest):
 
     def __init__(self, running: Running) -> None:
         self._running = running
+        running.request.origin.record.follow(self._content)
 
     def ended(self) -> None:
         """See RequestGuest."""
+        self._running.request.origin.record.content(self._content())
+
+    def _content(self) -> bytes:
         one = self._running
-        if one.prompts and one.sequences:
-            one.request.origin.record.content(content_of(one.messages.request, one.card, one.prompts, one.sequences))
+        if not one.prompts or not one.sequences:
+            return b""
+        return content_of(one.messages.request, one.card, one.prompts, one.sequences)
 
 
 class Replay(Guest):

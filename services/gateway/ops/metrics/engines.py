@@ -78,7 +78,7 @@ def _exported(
             value = getattr(struct, name)
             if declared.label:
                 for index, one in enumerate(value):
-                    metric.add_metric((*labels, str(index)), one)
+                    metric.add_metric((*labels, declared.values[index] if declared.values else str(index)), one)
             else:
                 metric.add_metric(labels, value)
         yield metric

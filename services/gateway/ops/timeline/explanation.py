@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from antiphon.shared.batch_rows import num_reserved_rows
+from antiphon.shared.messages import KvMiss
 
 MOST, ALSO = 0.5, 0.2
 """Shares of the request's whole time. A cause from the first share on took "most of the time"; a further cause from the
@@ -38,6 +39,24 @@ ENDINGS = {
     "engine_failure": "its engine failed",
 }
 """Causes of an early end in words: codes of errors, and of cancellations (`Generation.cancel`)."""
+
+ORIGINS = {
+    "cache": "were in its KV cache",
+    "disk": "were read from the disk",
+    "prefill_engine": "came from a prefill engine",
+}
+"""Where KV came from, by the fields of a placement's `kv`."""
+MISSES: dict[KvMiss, str] = {
+    "last": "the last block always is",
+    "new": "nobody had computed them, or what was computed is gone",
+    "short": "so few are computed sooner than they are read",
+    "no_room": "there was no host memory to read into (--swap-space)",
+    "failed": "they could not be read",
+    "no_state": "the state of the model at that place was not kept",
+    "results": "the request needs results for each of them",
+    "slow": "the disk takes longer than computing at present",
+    "no_cache": "the engine has no prefix cache (--enable-prefix-caching)",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,7 +189,7 @@ def _divide_attempt(
         if steps or not arrived:
             queued_until = min(steps[0]["start_s"], first) if steps else first
             division.until(queued_until, "engine_queue", engine, attempt if steps else None)
-        division.until(first, "prefill", engine)
+        division.until(first, "prefill", engine, attempt)
     if arrived:
         _divide_output(division, attempt, arrived)
         if lost is None and not has_ended:
@@ -234,6 +253,8 @@ def _detail(cause: _Span, timeline: dict[str, Any]) -> Iterator[str]:
     """Yields sentences that explain a cause that took a large part of the time."""
     if cause.cause == "tokenization":
         yield from _tokenization_detail(cause, timeline)
+    if cause.cause == "prefill" and cause.attempt is not None and cause.attempt["kv"] is not None:
+        yield _origin(cause.attempt["kv"])
     if cause.cause == "engine_queue":
         yield _lack(cause.attempt) if cause.attempt is not None else UNKNOWN_LACK
     if cause.cause == "decode" and cause.num_tokens and cause.attempt and cause.attempt["steps"]:
@@ -242,6 +263,14 @@ def _detail(cause: _Span, timeline: dict[str, Any]) -> Iterator[str]:
         shared = "alone in its batch" if size < 1.5 else f"in batches of about {size:.0f} sequences"
         usual = f" (usual: {_s(timeline['usual_token_s'])})" if timeline["usual_token_s"] else ""
         yield f"That is {_s(cause.duration_s / cause.num_tokens)} for each token{usual}, {shared}."
+
+
+def _origin(kv: dict[str, Any]) -> str:
+    """Returns a sentence on where the KV of a prompt came from."""
+    found = [f"{kv[name]:,} {how}" for name, how in ORIGINS.items() if kv[name]]
+    found.append(f"{kv['computed']:,} were computed, as {MISSES[kv['why']]}")
+    total = sum(kv[name] for name in (*ORIGINS, "computed"))
+    return f"Of its {total:,} tokens, {', '.join(found)}."
 
 
 def _lack(attempt: dict[str, Any]) -> str:

@@ -40,6 +40,9 @@ def find_record(recorder: Recorder, gateway_id: str, query: RecordQuery) -> dict
         return None
     if query.form == "content":
         return {"content": record.data, "content_bytes": recorder.content_bytes}
+    if query.form == "snapshot":
+        data = record.data if record.snapshot is None else record.snapshot()
+        return {"content": data, "content_bytes": recorder.content_bytes}
     found = (
         timeline_of(record, _usual_token_s(recorder, record, query.key))
         if query.form == "timeline"

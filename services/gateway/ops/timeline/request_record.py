@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from antiphon.services.gateway.path.record import RecordedRequest, RequestFacts
 from antiphon.shared import limits
-from antiphon.shared.messages import StepEvent, UsageOutcome
+from antiphon.shared.messages import KvOrigin, StepEvent, UsageOutcome
 from antiphon.shared.observability.step_rows import STEP_COLUMNS
 
 _MICROSECONDS = 1e6
@@ -38,6 +38,8 @@ class Attempt:
     accepted_us: int | None = None
     lost_us: int | None = None
     reason: str = ""
+    origin: KvOrigin | None = None
+    """Where the KV of its prompt came from; None: unknown."""
     steps: "array[int]" = field(default_factory=lambda: array("Q"))
     """STEP_COLUMNS numbers for each step."""
     preempted_before: set[int] = field(default_factory=set[int])
@@ -113,6 +115,8 @@ class RequestRecord(RecordedRequest):
         self.keeps_content = on_content is not None
         self.data = b""
         """The content as JSON; empty if it is not kept, or not any more."""
+        self.snapshot: Callable[[], bytes] | None = None
+        """Returns the content of the running request so far; None: it has ended, or its content is not kept."""
 
     @property
     def duration_us(self) -> int:
@@ -125,9 +129,14 @@ class RequestRecord(RecordedRequest):
         found = self.num_steps - limits.RECORD_STEPS_MAX, self.num_pieces - 2 * limits.RECORD_PIECES_MAX
         return sum(max(0, over) for over in (*found, self.num_marks - limits.RECORD_MARKS_MAX))
 
+    def follow(self, snapshot: Callable[[], bytes]) -> None:
+        """See RecordedRequest."""
+        self.snapshot = snapshot
+
     def content(self, data: bytes) -> None:
         """See RecordedRequest."""
-        if self._on_content is not None:
+        self.snapshot = None
+        if data and self._on_content is not None:
             self.data = data
             self._on_content(self)
 
@@ -224,6 +233,11 @@ class RequestRecord(RecordedRequest):
             here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have been idle before
             found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
         found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
+
+    def kv_came(self, index: int, attempt: int, origin: KvOrigin) -> None:
+        """An engine has told where the KV of the prompt came from."""
+        if (found := self._attempt(index, attempt)) is not None:
+            found.origin = origin
 
     def preempted(self, index: int, attempt: int, before_step: int) -> None:
         """An engine has taken the blocks of a sequence for others, and computes it again later."""

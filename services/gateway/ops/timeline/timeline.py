@@ -13,6 +13,7 @@ from typing import Any
 
 from antiphon.services.gateway.ops.timeline.explanation import explain
 from antiphon.services.gateway.ops.timeline.request_record import PIECE_COLUMNS, Attempt, RequestRecord, SequenceRecord
+from antiphon.shared.messages import KvOrigin
 from antiphon.shared.observability.step_rows import STEP_COLUMNS
 
 
@@ -151,7 +152,18 @@ def _attempt(one: Attempt) -> dict[str, Any]:
         "accepted_s": _s(one.accepted_us),
         "lost_s": _s(one.lost_us),
         "reason": one.reason or None,
+        "kv": None if one.origin is None else _origin(one.origin),
         "steps": list(_steps(one)),
+    }
+
+
+def _origin(one: KvOrigin) -> dict[str, Any]:
+    return {
+        "cache": one.num_cached,
+        "disk": one.num_stored,
+        "prefill_engine": one.num_received,
+        "computed": one.num_computed,
+        "why": one.why,
     }
 
 

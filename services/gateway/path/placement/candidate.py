@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from antiphon.services.gateway.path.guest import RequestGuest
 from antiphon.services.gateway.path.messages import RequestMessages
@@ -11,7 +11,7 @@ from antiphon.services.gateway.path.router import configuration_of, ready_member
 from antiphon.services.gateway.path.sequence_state import Address, Phase, Prefill, SequenceState
 from antiphon.services.gateway.path.service_clients import PeerUnavailableError
 from antiphon.shared import limits
-from antiphon.shared.blocks import split_hashes
+from antiphon.shared.blocks import block_names
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.messages import EngineStatus, Heartbeat
 
@@ -39,16 +39,29 @@ class PlacementClient(Protocol):
         ...
 
 
+class StoredKv(NamedTuple):
+    """What a lost engine has stored: the directory that it wrote, and the engine that has copies."""
+
+    directory: str
+    copies_at: Address | None
+
+    def is_read_by(self, engine: Heartbeat) -> bool:
+        """Whether an engine can read it."""
+        shares = isinstance(engine.status, EngineStatus) and engine.status.kv_store == self.directory
+        return shares or Address(engine.id, engine.instance_id) == self.copies_at
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Candidate(Ticket):
-    """One sequence of a request, whose placements `owner` has. `num_tokens` and `hashes` are those of its prompt."""
+    """One sequence of a request, whose placements `owner` has. `num_tokens` is that of its prompt."""
 
     owner: PlacementClient
     messages: RequestMessages
     index: int
     sequence: SequenceState
     num_tokens: int
-    hashes: Sequence[bytes]
+    blocks: Sequence[int]
+    """The names of the prompt's full blocks."""
     has_text: bool
     """Whether the sequence needs a detokenizer."""
     searches: bool
@@ -60,6 +73,8 @@ class Candidate(Ticket):
     has the sequence's KV, and the earlier attempt of the sequence ends when this one begins, so the sequence needs
     neither a prefill nor a place of its own.
     """
+    stored: "StoredKv | None" = None
+    """Where the KV is stored that the sequence had at a lost engine."""
     numerics: str = ""
     """Configuration that the engine of a further placement must have; empty: any. Set by the first placement on an
     engine with `--deterministic`.
@@ -80,14 +95,20 @@ class Candidate(Ticket):
         return bool(self.numerics) or any(guest.exact for guest in self.guests)
 
     def affinity(self) -> Collection[Address]:
-        """Returns the engines on which other choices of the same prompt run, and the preferred one."""
-        if self.returns and self.preferred is not None:
-            return {self.preferred}
-        if len(self.messages.sequences) == 1:
-            return () if self.preferred is None else {self.preferred}
+        """Returns the engines on which other choices of the same prompt run, and those that have the sequence's KV."""
+        copies_at = self.stored.copies_at if self.stored is not None else None
+        wanted = [one for one in (self.preferred, copies_at) if one is not None]
+        if self.returns or len(self.messages.sequences) == 1:
+            return wanted
         choices = self.messages.choices(self.index)
-        found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
-        return found if self.preferred is None else found | {self.preferred}
+        return {*wanted, *(one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE)}
+
+    def readers(self, engines: Sequence[Heartbeat]) -> Collection[Address]:
+        """Returns the engines that read the KV of the sequence instead of computing it."""
+        stored = self.stored
+        if stored is None or self.num_tokens + len(self.sequence.token_ids) <= limits.KV_TIER_TOKENS_MIN:
+            return ()
+        return {Address(engine.id, engine.instance_id) for engine in engines if stored.is_read_by(engine)}
 
     def fitting(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
         """Returns the engines on which the sequence may run.
@@ -113,7 +134,7 @@ class Candidate(Ticket):
 
     def placed_on(self, engine: Heartbeat) -> None:
         """Records the engine of a placement."""
-        self.preferred, self.returns = None, False
+        self.preferred, self.stored, self.returns = None, None, False
         if isinstance(engine.status, EngineStatus) and engine.status.deterministic:
             self.numerics = engine.status.configuration
 
@@ -156,7 +177,7 @@ def candidates_of(
             index=index,
             sequence=sequence,
             num_tokens=num_tokens,
-            hashes=split_hashes(prompt.block_hashes),
+            blocks=block_names(prompt.block_hashes),
             has_text=request.pooling is None,
             searches=request.params.beam is not None,
             guests=guests,

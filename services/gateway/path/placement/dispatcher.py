@@ -175,11 +175,12 @@ class Dispatcher:
             candidate.owner.fail(error)
             return error
         client, idle, recovers = candidate.client.name, candidate.idle, candidate.recovers
+        readers = candidate.readers(engines)
         engine = self._router.choose_engine(
             engines,
             model,
             candidate.num_tokens,
-            candidate.hashes,
+            candidate.blocks,
             candidate.avoid,
             candidate.affinity(),
             client,
@@ -187,6 +188,7 @@ class Dispatcher:
             pools=not candidate.has_text,
             idle=idle,
             recovers=recovers,
+            readers=readers,
         )
         has_text = candidate.has_text
         detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid) if has_text else None
@@ -214,8 +216,9 @@ class Dispatcher:
         record = candidate.messages.request.origin.record
         record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
+        recovers = recovers and to_engine not in readers
         self._router.record_dispatch(
-            engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle, recovers=recovers
+            engine, sequence.sequence_id, num_tokens, candidate.blocks, client, idle=idle, recovers=recovers
         )
         attempt, settled = sequence.attempt, self._settled
         return Placement(
@@ -244,7 +247,7 @@ class Dispatcher:
         if address in candidate.affinity():
             return candidate.prefill_of_sibling(address)
         num_tokens = candidate.num_tokens + len(candidate.sequence.token_ids)
-        missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.hashes)
+        missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.blocks)
         able, same = self._router.prefill_engines(engines, model, engine), engine.status.configuration
         if candidate.exact:
             able = [one for one in able if configuration_of(one) == same]
@@ -252,12 +255,12 @@ class Dispatcher:
             return None
         client = candidate.client.name
         idle = candidate.idle
-        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client, configuration=same, idle=idle)
+        chosen = self._router.choose_prefill(able, num_tokens, candidate.blocks, client, configuration=same, idle=idle)
         if chosen is None:
             return WAIT
         assert isinstance(chosen.status, EngineStatus)
         name = candidate.sequence.sequence_id
-        self._router.record_dispatch(chosen, name, num_tokens, candidate.hashes, client, idle=idle)
+        self._router.record_dispatch(chosen, name, num_tokens, candidate.blocks, client, idle=idle)
         source = KvSource(secrets.token_hex(16), chosen.status.kv_address)
         return Prefill(Address(chosen.id, chosen.instance_id), source)
 

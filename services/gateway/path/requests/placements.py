@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from antiphon.services.gateway.path.gateway_parts import GatewayParts
 from antiphon.services.gateway.path.guest import RequestGuest, Running
 from antiphon.services.gateway.path.messages import RequestMessages
-from antiphon.services.gateway.path.placement.candidate import Candidate, Failure, candidates_of
+from antiphon.services.gateway.path.placement.candidate import Candidate, Failure, StoredKv, candidates_of
 from antiphon.services.gateway.path.requests.repairs import Repairs
 from antiphon.services.gateway.path.sequence_state import Address, Phase, SequenceState
 from antiphon.services.gateway.path.service_clients import ServiceClients
@@ -130,12 +130,16 @@ class Placements:
         if sequence.phase is Phase.RUNNING and (sequence.attempt, sequence.engine) == (attempt, engine):
             self._place_again(index)
 
-    def on_lost(self, member: Address) -> None:
-        """Queues the sequences of a lost engine again, or rebuilds the streams of a lost detokenizer."""
+    def on_lost(self, member: Address, stored: StoredKv | None = None) -> None:
+        """Queues the sequences of a lost engine again, or rebuilds the streams of a lost detokenizer.
+
+        `stored`: where the KV of the lost engine is stored.
+        """
         for index, sequence in enumerate(self._sequences):
             if sequence.prefill is not None and sequence.prefill.engine == member:
                 sequence.prefill = None  # the engine that waits for the KV notices it and computes the prompt
             if sequence.phase is Phase.RUNNING and sequence.engine == member:
+                self._candidates[index].stored = stored
                 if self._parts.members.is_silent("engine", *member):
                     # If it goes on, it need not compute for nobody, and it still has the KV in its cache.
                     self._candidates[index].returns_to(member)

@@ -41,6 +41,11 @@ ASKING: Mapping[str, tuple[str, ...]] = {
     "replay": ("id",),
     "fork": ("id", "--at=1"),
     "record save": ("id", "file"),
+    "session export": ("id", "file"),
+    "session import": ("in.jsonl",),
+    "session continue": ("sess_a",),
+    "session list": (),
+    "session delete": ("sess_a",),
     "bench serve": (),
 }
 """Arguments of the commands that ask a server."""
@@ -72,6 +77,11 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "replay": ("id", "--server=ftp://x"),
     "fork": ("id", "--at=1", "--server=ftp://x"),
     "record save": ("id", "file", "--server=ftp://x"),
+    "session export": ("id", "file", "--key-file=none"),
+    "session import": ("in.jsonl", "--key-file=none"),
+    "session continue": ("sess_a", "--message=a", "--prompt=b"),
+    "session list": ("--server=ftp://x",),
+    "session delete": ("sess_a", "--server=ftp://x"),
     "bench serve": ("--num-prompts=0",),
     "bench latency": ("--batch-size=0",),
     "bench throughput": ("--num-prompts=0",),
@@ -88,6 +98,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setenv("ANTIPHON_SESSION_KEY", "0123456789abcdef")
     for name in ("ANTIPHON_SERVER", "ANTIPHON_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     body = {"model": "m", "prompt": "x"}

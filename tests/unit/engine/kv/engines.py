@@ -12,7 +12,7 @@ from antiphon.services.engine.core.request import SequenceSpec
 from antiphon.services.engine.engine import Engine
 from antiphon.services.engine.steps.loop import StepReport
 from antiphon.shared.config import EngineSettings
-from antiphon.shared.messages import KvSource
+from antiphon.shared.messages import KvOrigin, KvSource
 from antiphon.shared.parameters.sampling import SamplingParams
 
 END_S = 30.0
@@ -28,12 +28,16 @@ class Running:
     ended: set[str] = field(default_factory=set)
     cached: dict[str, int] = field(default_factory=dict)
     """Tokens of each prompt that were not computed for it."""
+    origins: dict[str, KvOrigin] = field(default_factory=dict)
+    """Where the KV of each prompt came from."""
 
     def take(self, report: StepReport) -> None:
         assert not report.refused, report.refused
         for outcome in report.outcomes:
             self.tokens.setdefault(outcome.sequence_id, []).extend(outcome.token_ids)
             self.cached[outcome.sequence_id] = outcome.num_cached_tokens
+            if outcome.kv_origin is not None:
+                self.origins[outcome.sequence_id] = outcome.kv_origin
             if outcome.finish_reason:
                 self.ended.add(outcome.sequence_id)
 

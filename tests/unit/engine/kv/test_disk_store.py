@@ -73,6 +73,7 @@ def test_blocks_are_found_by_the_engines_of_a_host_and_by_later_ones(tmp_path: P
     assert tmp_path.stat().st_mode & 0o077 == 0 or tmp_path.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.matrix("K-03")
 @pytest.mark.parametrize("num_cuts", slow_but([500], [500, 10_000]))
 def test_whatever_a_power_cut_leaves_nothing_wrong_is_read(tmp_path: Path, num_cuts: int) -> None:
     draw = random.Random(num_cuts)
@@ -179,6 +180,7 @@ class Broken(SystemFiles):
         return super().read_into(file, buffer, offset)
 
 
+@pytest.mark.matrix("K-02")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_full_or_broken_disk_costs_blocks_but_nothing_else(
     tmp_path: Path, stores: list[Store], number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -227,6 +229,7 @@ while True:
 """
 
 
+@pytest.mark.matrix("K-03")
 def test_what_killed_engines_wrote_is_read(tmp_path: Path) -> None:
     draw = random.Random(20)
     for number in range(20):

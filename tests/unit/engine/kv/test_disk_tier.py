@@ -14,6 +14,7 @@ from antiphon.services.engine.kv.disk.segment import DATA, INDEX, SystemFiles
 from antiphon.shared import limits
 from antiphon.shared.config import EngineSettings, check_engine
 from antiphon.shared.flags import SettingsError
+from antiphon.shared.messages import KV_MISSES, KvOrigin
 from tests.model.harness import VARIANTS
 from tests.models import make_model
 from tests.support.slow import slow_but
@@ -80,6 +81,7 @@ def test_an_engine_that_starts_again_reads_what_was_computed(family: str, backen
         assert answer(alone, "longer", longer) == found
 
 
+@pytest.mark.matrix("K-01")
 def test_the_engines_of_a_machine_read_what_others_write(model: Path, tmp_path: Path) -> None:
     with with_disk(model, tmp_path) as one, with_disk(model, tmp_path) as other, started(model) as alone:
         right = answer(alone, "right", max_tokens=40)
@@ -91,6 +93,44 @@ def test_the_engines_of_a_machine_read_what_others_write(model: Path, tmp_path: 
         assert answer(other, "rest", carried, max_tokens=10) == right[30:]
         assert loaded(other) == 128
         other.idle()
+
+
+def test_it_is_told_where_the_kv_of_a_prompt_came_from(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with with_disk(model, tmp_path) as first:
+        right = answer(first, "new")
+        answer(first, "cached", PROMPT[:70])
+        answer(first, "results", PROMPT, prompt_logprobs=1)
+        assert first.origins["new"] == KvOrigin(num_computed=100, why="new")
+        assert first.origins["cached"] == KvOrigin(num_cached=64, num_computed=6, why="last")
+        assert first.origins["results"] == KvOrigin(num_computed=100, why="results")
+        written(first)
+    with with_disk(model, tmp_path) as small:
+        pool = small.engine._core.swap.pool
+        taken = pool.allocate(pool.num_free)
+        answer(small, "no room")
+        pool.free(taken or [])
+        assert small.origins["no room"] == KvOrigin(num_computed=100, why="no_room")
+    with with_disk(model, tmp_path) as again:
+        answer(again, "short", PROMPT[:33])
+        answer(again, "both")
+        answer(again, "longer", (*PROMPT, *right, *PROMPT))
+        assert again.origins["short"] == KvOrigin(num_stored=32, num_computed=1)
+        assert again.origins["both"] == KvOrigin(num_cached=32, num_stored=64, num_computed=4)
+        assert again.origins["longer"] == KvOrigin(num_cached=96, num_computed=116, why="new")
+        computed = dict(zip(KV_MISSES, again.engine.counters().computed_because, strict=True))
+        assert (computed["last"], computed["new"]) == (5, 116)
+    monkeypatch.setattr(limits, "KV_TIER_TOKENS_MIN", 80)
+    with with_disk(model, tmp_path) as again:
+        answer(again, "beginning", PROMPT[:33])
+        answer(again, "few")
+        assert again.origins["few"] == KvOrigin(num_cached=32, num_computed=68, why="short")
+    damage(tmp_path, "flip")
+    with with_disk(model, tmp_path) as damaged:
+        answer(damaged, "damaged")
+        found = damaged.origins["damaged"]
+        assert (found.why, found.num_stored + found.num_computed) == ("failed", 100)
 
 
 def test_sequences_with_the_same_prefix_share_a_load_and_others_do_not_wait(model: Path, tmp_path: Path) -> None:
@@ -139,6 +179,7 @@ def damage(path: Path, how: str) -> None:
         file.write_bytes(content)
 
 
+@pytest.mark.matrix("K-03")
 @pytest.mark.parametrize("how", ["flip", "cut", "index", "deleted"])
 def test_damage_on_the_disk_costs_computing_and_nothing_else(model: Path, tmp_path: Path, how: str) -> None:
     with with_disk(model, tmp_path) as first:
@@ -168,6 +209,7 @@ class Stuck(SystemFiles):
         return super().read_into(file, buffer, offset)
 
 
+@pytest.mark.matrix("K-02")
 def test_a_disk_that_hangs_is_not_waited_for(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KV_SILENCE_S", 0.2)
     with with_disk(model, tmp_path) as first:

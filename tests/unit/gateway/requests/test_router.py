@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from antiphon.services.gateway.path.router import SHARE, PrefixIndex, Router, served_models
+from antiphon.services.gateway.path.prefixes import PrefixIndex
+from antiphon.services.gateway.path.router import SHARE, Router, served_models
 from antiphon.shared import limits
 from antiphon.shared.messages import Heartbeat, ServiceState, StreamStatus
 from tests.support.heartbeats import engine_status, heartbeat
@@ -17,7 +18,7 @@ def detokenizer(name: str, streams: int = 0, model: str = "m") -> Heartbeat:
     return heartbeat("detokenizer", name, "instance_id", StreamStatus(streams, model=model))
 
 
-HASHES = [bytes([i]) * 16 for i in range(8)]
+BLOCKS = list(range(1, 9))
 
 
 def test_the_least_loaded_engine_is_chosen():
@@ -44,9 +45,9 @@ def test_what_was_sent_since_the_heartbeat_counts():
 
 def test_a_shared_prefix_draws_a_prompt_to_the_engine_that_has_it():
     router, first, second = Router(), engine("a"), engine("b")
-    router.record_dispatch(second, "s0", 128, HASHES)
+    router.record_dispatch(second, "s0", 128, BLOCKS)
     fresh = [engine("a", 2), engine("b", 2)]
-    pick = router.choose_engine(fresh, "m", 130, HASHES)
+    pick = router.choose_engine(fresh, "m", 130, BLOCKS)
     assert pick is not None
     assert pick.id == "b"
     assert first.id == "a"
@@ -54,9 +55,9 @@ def test_a_shared_prefix_draws_a_prompt_to_the_engine_that_has_it():
 
 def test_the_prefix_index_forgets_the_oldest():
     index = PrefixIndex(2)
-    index.add(HASHES[:3])
-    assert index.overlap(HASHES[:3]) == 0
-    assert index.overlap(HASHES[1:3]) == 2
+    index.add(BLOCKS[:3])
+    assert index.overlap(BLOCKS[:3]) == 0
+    assert index.overlap(BLOCKS[1:3]) == 2
 
 
 def test_streams_spread_over_detokenizers_at_once():
@@ -242,11 +243,11 @@ def test_sequences_that_recover_fill_a_step_of_an_engine_and_the_others_wait():
 
 def test_blocks_of_the_prompt_that_the_engine_has_do_not_fill_its_steps():
     router, only = Router(), engine("a", step_tokens=50)
-    num_tokens = 60 + 16 * len(HASHES)
-    router.record_dispatch(only, "s0", num_tokens, HASHES)
-    router.record_dispatch(only, "s1", num_tokens, HASHES, recovers=True)
+    num_tokens = 60 + 16 * len(BLOCKS)
+    router.record_dispatch(only, "s0", num_tokens, BLOCKS)
+    router.record_dispatch(only, "s1", num_tokens, BLOCKS, recovers=True)
     assert router.choose_engine([only], "m", 10, [], recovers=True) is only
-    router.record_dispatch(only, "s2", num_tokens, HASHES, recovers=True)
+    router.record_dispatch(only, "s2", num_tokens, BLOCKS, recovers=True)
     assert router.choose_engine([only], "m", 10, [], recovers=True) is None
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from antiphon.services.gateway.path.router import Router
-from tests.unit.gateway.requests.test_router import HASHES, engine
+from tests.unit.gateway.requests.test_router import BLOCKS, engine
 
 PREFILL: dict[str, Any] = {"role": "prefill", "kv_address": "127.0.0.1:1"}
 
@@ -74,6 +74,6 @@ def test_a_prefill_engine_that_does_not_answer_is_left_out():
 
 def test_what_a_decode_engine_has_cached_is_not_missing():
     router, decode = Router(), engine("d", role="decode")
-    assert router.num_missing_tokens(decode, 100, HASHES) == 100
-    router.record_dispatch(decode, "s0", 1, HASHES[:3])
-    assert router.num_missing_tokens(decode, 100, HASHES) == 100 - 3 * 16
+    assert router.num_missing_tokens(decode, 100, BLOCKS) == 100
+    router.record_dispatch(decode, "s0", 1, BLOCKS[:3])
+    assert router.num_missing_tokens(decode, 100, BLOCKS) == 100 - 3 * 16

@@ -21,8 +21,8 @@ from antiphon.shared.request.conversation import Turn
 from antiphon.shared.security.api_keys import ANONYMOUS
 
 log = logging.getLogger(__name__)
-_ID = re.compile(r"(?!conv_)[A-Za-z0-9_-]{1,64}")
-"""Conversations are in the same log."""
+_ID = re.compile(r"(?!conv_|sess_)[A-Za-z0-9_-]{1,64}")
+"""Conversations and sessions are in the same log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

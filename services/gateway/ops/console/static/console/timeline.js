@@ -229,6 +229,12 @@ function reason(one, usual) {
   return one.batch_size > 1 ? "shared the step with others" : "";
 }
 
+function origin(kv) {
+  if (!kv) return "";
+  const found = [[kv.cache, "from the cache"], [kv.disk, "from the disk"], [kv.prefill_engine, "from a prefill engine"], [kv.computed, `computed (${kv.why.replace("_", " ")})`]];
+  return found.filter(([count]) => count).map(([count, where]) => `${count} ${where}`).join(", ");
+}
+
 function Facts({ found }) {
   const rows = [["client's id (X-Request-Id)", found.client_request_id], ["own id", found.id], ["model", found.model], ["API key", found.key], ["gateway", found.gateway],
     ["tokenizer", found.tokenizer], ["received", new Date(1000 * found.created).toLocaleString()],
@@ -236,8 +242,8 @@ function Facts({ found }) {
     ["finish", found.finish_reasons.join(", ")], ["detokenizer's work", seconds(found.detokenizer_work_s)], ["events not kept", found.dropped_events]];
   return html`<h2>Facts</h2><dl class="card">${rows.filter(([, value]) => value !== null && value !== "").map(([title, value]) => html`<dt>${title}</dt><dd>${value}</dd>`)}</dl>
     <h2>Placements</h2><div class="scroll" tabindex="0" role="region" aria-label="Placements"><table><thead><tr><th>Sequence</th><th>Attempt</th><th>Engine</th><th>Detokenizer</th>
-    <th class="number">Sent</th><th class="number">Accepted</th><th class="number">Lost</th><th>Reason</th></tr></thead><tbody>
+    <th class="number">Sent</th><th class="number">Accepted</th><th class="number">Lost</th><th>Reason</th><th>KV of the prompt</th></tr></thead><tbody>
     ${found.sequences.flatMap((one) => one.attempts.map((attempt) => html`<tr><td>${one.index}</td><td>${attempt.attempt}</td><td>${attempt.engine}</td>
       <td>${attempt.detokenizer || "–"}</td><td class="number">${seconds(attempt.placed_s)}</td><td class="number">${seconds(attempt.accepted_s)}</td>
-      <td class="number">${seconds(attempt.lost_s)}</td><td>${attempt.reason || ""}</td></tr>`))}</tbody></table></div>`;
+      <td class="number">${seconds(attempt.lost_s)}</td><td>${attempt.reason || ""}</td><td>${origin(attempt.kv)}</td></tr>`))}</tbody></table></div>`;
 }

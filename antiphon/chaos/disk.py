@@ -1,0 +1,84 @@
+"""Faults of the disk that keeps KV: damaged blocks, lost ends of files, and a disk that takes no more. Linux only.
+
+The files are found by the flags of the engines' processes. A limit of the size of an engine's files stands for a full
+disk: each write that would make a file larger fails.
+"""
+
+import asyncio
+import random
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+from antiphon.shared.cache_dirs import user_directory
+
+DATA, INDEX = ".kv", ".idx"
+USUAL_PATH = "~/.cache/antiphon/kv"
+NUM_FLIPS = 64
+_FLAG, _PATH = "--kv-disk-gb=", "--kv-disk-path="
+
+
+def directory_of(pid: int) -> Path | None:
+    """Returns the directory in which an engine keeps KV; None if it keeps none or has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    if not any(word.startswith(_FLAG) and float(word.removeprefix(_FLAG)) > 0 for word in words):
+        return None
+    given = next((word.removeprefix(_PATH) for word in words if word.startswith(_PATH)), "")
+    return user_directory(given, USUAL_PATH)
+
+
+def have_disks(pids: Mapping[str, int]) -> list[str]:
+    """Returns the names of the processes that keep KV on a disk."""
+    return sorted(name for name, pid in pids.items() if directory_of(pid) is not None)
+
+
+def flip(directory: Path, seed: float) -> str:
+    """Flips bits in random places of the blocks and of the index. Returns what did not happen; empty if all did."""
+    chance, files = random.Random(seed), _files(directory, DATA, INDEX)
+    if not files:
+        return f"there is no KV in {directory}"
+    for _ in range(NUM_FLIPS):
+        path = chance.choice(files)
+        with path.open("r+b") as file:
+            place = chance.randrange(path.stat().st_size)
+            file.seek(place)
+            before = file.read(1)
+            file.seek(place)
+            file.write(bytes([before[0] ^ (1 << chance.randrange(8))]))
+    return ""
+
+
+def cut(directory: Path, seed: float) -> str:
+    """Cuts off the end of a random file of blocks or of an index. Returns what did not happen."""
+    chance, files = random.Random(seed), _files(directory, DATA, INDEX)
+    if not files:
+        return f"there is no KV in {directory}"
+    path = chance.choice(files)
+    with path.open("r+b") as file:
+        file.truncate(chance.randrange(path.stat().st_size))
+    return ""
+
+
+async def fill(pid: int, duration_s: float) -> str:
+    """Lets no file of a process grow for some seconds. Returns what did not happen."""
+    try:
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
+    except OSError as error:
+        return f"process {pid} has no limit: {error}"
+    try:
+        await asyncio.sleep(duration_s)
+    finally:
+        try:
+            found = resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        except ProcessLookupError:
+            found = (0, 0)  # another fault has ended it
+    return "" if not found[0] else f"the limit of process {pid} was changed"
+
+
+def _files(directory: Path, *kinds: str) -> list[Path]:
+    found = (path for path in sorted(directory.rglob("*")) if path.suffix in kinds)
+    return [path for path in found if path.stat().st_size]
