@@ -130,19 +130,11 @@ def check_engine(settings: EngineSettings) -> None:
     world.check(settings.parallel)
     if settings.kv_transfer.role == "decode" and settings.cache.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
-    if settings.cache.kv_disk_gb and settings.cache.swap_space == 0:
-        raise SettingsError("--swap-space: KV from the disk is read into host memory and needs some; leave it out")
-    if settings.cache.kv_disk_gb and not settings.cache.enable_prefix_caching:
-        raise SettingsError(
-            "--kv-disk-gb: KV on the disk belongs to the prefix cache; leave --enable-prefix-caching on"
-        )
-    if settings.kv_transfer.kv_replicate == "peer" and not settings.cache.kv_disk_gb:
-        raise SettingsError(
-            "--kv-replicate peer copies what is on the disk: give it a size with --kv-disk-gb; a --kv-disk-path in "
-            "/dev/shm keeps it in memory"
-        )
-    if settings.cache.kv_disk_path and not settings.cache.kv_disk_gb:
-        raise SettingsError("--kv-disk-path: nothing is written there without --kv-disk-gb; give it a size")
+    _check_kv_disk(settings)
+    if settings.cache.sleep_level != 1 and not settings.cache.sleep_after:
+        raise SettingsError("--sleep-level: without --sleep-after engines do not sleep by themselves; give it a time")
+    if settings.cache.sleep_after and not world.can_sleep(settings.parallel):
+        raise SettingsError(f"--sleep-after: {world.NO_SLEEP}; leave it out")
     listens = settings.kv_transfer.role == "prefill" or settings.kv_transfer.kv_replicate == "peer"
     if not listens and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):
         raise SettingsError(
@@ -159,6 +151,22 @@ def check_engine(settings: EngineSettings) -> None:
             raise SettingsError(
                 "--kv-events-config: the events are those of the prefix cache; leave --enable-prefix-caching on"
             )
+
+
+def _check_kv_disk(settings: EngineSettings) -> None:
+    if settings.cache.kv_disk_gb and settings.cache.swap_space == 0:
+        raise SettingsError("--swap-space: KV from the disk is read into host memory and needs some; leave it out")
+    if settings.cache.kv_disk_gb and not settings.cache.enable_prefix_caching:
+        raise SettingsError(
+            "--kv-disk-gb: KV on the disk belongs to the prefix cache; leave --enable-prefix-caching on"
+        )
+    if settings.kv_transfer.kv_replicate == "peer" and not settings.cache.kv_disk_gb:
+        raise SettingsError(
+            "--kv-replicate peer copies what is on the disk: give it a size with --kv-disk-gb; a --kv-disk-path in "
+            "/dev/shm keeps it in memory"
+        )
+    if settings.cache.kv_disk_path and not settings.cache.kv_disk_gb:
+        raise SettingsError("--kv-disk-path: nothing is written there without --kv-disk-gb; give it a size")
 
 
 class TokenizerSettings(ModelSettings, group="model"):

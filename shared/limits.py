@@ -426,6 +426,10 @@ are `LOCKSTEP_GRACE_S` apart, because another engine that can vote may be busy o
 LOCKSTEP_GRACE_S = 2.0
 """How long after a model last had two comparable engines a request that asks for lockstep is still accepted. It waits
 for the second engine, because heartbeats may only be late."""
+SLEEP_ORDER_S = 600.0
+"""How long a client waits for the answer to `/sleep` or `/wake_up`: engines may have requests, or files to load."""
+WAKE_AGAIN_S = 1.0
+"""Time between two `Wake` of a gateway whose sequences wait for an engine that sleeps."""
 SELF_TEST_S = 10.0
 """Time in which an engine must answer a gateway that asks it to test itself."""
 STEP_STALL_S = 1.5

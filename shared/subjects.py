@@ -12,7 +12,8 @@ is `model_token` of the model's served name.
 | `vis.<id>.<instance_id>.req`  | engine               | ReadEmbeddings (request), to the replica that has them       |
 | `gw.<id>.<instance_id>.img`   | vision               | ReadImage (request)                                          |
 | `eng.<id>.<instance_id>.ctl`  | gateway, detokenizer | SubmitBatch, Retarget (request); Cancel, Done, Resend        |
-|                               | gateway              | ProgressQuery, OwnershipReply, SelfTest; Withdraw (request)  |
+|                               | gateway              | ProgressQuery, OwnershipReply, SelfTest                      |
+|                               | gateway              | Withdraw, Sleep, Wake (request)                              |
 | `eng.<id>.<instance_id>.lora` | gateway              | LoadAdapter (request)                                        |
 | `eng.<id>.<instance_id>.kv`   | engine               | KvRoomQuery (request)                                        |
 | `eng.<id>.<instance_id>.blk`  | gateway              | FollowBlocks                                                 |

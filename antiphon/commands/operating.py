@@ -1,4 +1,4 @@
-"""The commands for operators: `drain`, `resume`, `models`, and `replay`, `fork`, `record` about recorded requests."""
+"""The commands for operators: of engines and models, and `replay`, `fork`, `record` about recorded requests."""
 
 import argparse
 from pathlib import Path
@@ -21,6 +21,26 @@ def _drain_flags(parser: Parser) -> None:
 
 def _resume_flags(parser: Parser) -> None:
     parser.add_argument("engine", metavar="ENGINE", help="id of the engine")
+    server_flags(parser, key=ADMIN)
+
+
+def _sleep_flags(parser: Parser) -> None:
+    parser.add_argument("engine", metavar="ENGINE", help="id of the engine")
+    about = "1: free the KV cache, on a GPU the weights too; 2: free the weights everywhere (default: %(default)s)"
+    parser.add_argument("--level", type=int, choices=(1, 2), default=1, help=about)
+    about = (
+        "requests that run: wait (they move or end first), keep (they go on at another engine, or here after the "
+        "wake) or abort (default: %(default)s)"
+    )
+    parser.add_argument("--mode", choices=("wait", "keep", "abort"), default="wait", help=about)
+    parser.add_argument("--on-demand", action="store_true", help="let the next request wake it")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for it (default: %(default)g)")
+    server_flags(parser, key=ADMIN)
+
+
+def _wake_flags(parser: Parser) -> None:
+    parser.add_argument("engine", metavar="ENGINE", help="id of the engine")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for it (default: %(default)g)")
     server_flags(parser, key=ADMIN)
 
 
@@ -58,6 +78,19 @@ def _resume(options: argparse.Namespace) -> int:
     from antiphon.operate import engines
 
     return engines.resume(client_of(options), options.engine, as_json=options.json)
+
+
+def _sleep(options: argparse.Namespace) -> int:
+    from antiphon.operate import engines
+
+    how = engines.Sleep(level=options.level, mode=options.mode, on_demand=options.on_demand)
+    return engines.sleep(client_of(options), options.engine, how, timeout_s=options.timeout, as_json=options.json)
+
+
+def _wake(options: argparse.Namespace) -> int:
+    from antiphon.operate import engines
+
+    return engines.wake(client_of(options), options.engine, timeout_s=options.timeout, as_json=options.json)
 
 
 def _models_list(options: argparse.Namespace) -> int:
@@ -158,6 +191,20 @@ COMMANDS = (
         help="take an engine back into service after `drain`",
         run=_resume,
         flags=_resume_flags,
+    ),
+    Command(
+        name="sleep",
+        audience="operators",
+        help="free an engine's memory until it is woken",
+        run=_sleep,
+        flags=_sleep_flags,
+    ),
+    Command(
+        name="wake",
+        audience="operators",
+        help="wake an engine after `sleep`",
+        run=_wake,
+        flags=_wake_flags,
     ),
     Command(
         name="models",

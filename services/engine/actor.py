@@ -41,9 +41,11 @@ from antiphon.shared.messages import (
     Retarget,
     SelfTest,
     SequenceRef,
+    Sleep,
     SubmitBatch,
     SubmitBatchReply,
     TokenEvent,
+    Wake,
     Withdraw,
 )
 
@@ -73,21 +75,26 @@ class EngineActor(Actor):
         )
         self._host = host
         self._abort = loop.abort
-        self._draining = False
+        self.draining = False
+        """Whether the process ends."""
         self.withdrawn = False
         """Whether an operator drains the engine (`Withdraw`)."""
+        self.resting = False
+        """Whether the engine sleeps, falls asleep or wakes (`sleep.sleeper`)."""
+        self.submitted_at = 0.0
+        """When sequences were submitted last, monotonic seconds."""
         self._quiet = asyncio.Event()
         self._gateways: dict[GatewayKey, float] = {}
 
     async def listen(self) -> None:
         """Subscribes to the engine's control subject and to the gateways' heartbeats.
 
-        `SelfTest` must be handled by another object (`also_handles`), `FollowBlocks` can be.
+        `SelfTest`, `Sleep` and `Wake` must be handled by other objects (`also_handles`), `FollowBlocks` can be.
         """
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
-        commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw, SelfTest
-        await self.bind(control, *commands)
+        commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw
+        await self.bind(control, *commands, SelfTest, Sleep, Wake)
         await self.bind_handled(subjects.engine_blocks(self._host.id, self._host.instance_id), FollowBlocks)
         await self.bind(subjects.heartbeats("gateway"), Heartbeat)
 
@@ -99,8 +106,9 @@ class EngineActor(Actor):
 
         A repeated submit of the same attempt is answered with `duplicate` and starts nothing.
         """
-        submits, draining = envelope.message.submits, self._draining or self.withdrawn
-        return SubmitBatchReply(tuple(self._admission.submit(submit, draining=draining) for submit in submits))
+        self.submitted_at = self._now()
+        closed = self._closed
+        return SubmitBatchReply(tuple(self._admission.submit(one, draining=closed) for one in envelope.message.submits))
 
     @handles(Cancel)
     def on_cancel(self, envelope: Envelope[Cancel]) -> None:
@@ -208,7 +216,7 @@ class EngineActor(Actor):
         sequences, which lasts until the next heartbeat; in all at most `ENGINE_WAITING_MAX` sequences. Sequences of the
         idle lane do not count, because others preempt them. 0 while draining. May be called from any thread.
         """
-        if self._draining or self.withdrawn:
+        if self._closed:
             return 0
         return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX) - (self.sequences.num_live - self.sequences.num_idle)
 
@@ -217,7 +225,7 @@ class EngineActor(Actor):
 
         Unlike in `credits`, all sequences on the engine count, and the target is at most half of `ENGINE_WAITING_MAX`.
         """
-        if self._draining or self.withdrawn:
+        if self._closed:
             return 0
         return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX // 2) - self.sequences.num_live
 
@@ -255,13 +263,13 @@ class EngineActor(Actor):
         Gateways move sequences to other engines when this engine's heartbeat says that it drains. Sequences that are
         left after `HAND_OVER_S`, because no other engine has room, are handed back to their gateways and wait there.
         """
-        self._draining = True
+        self.draining = True
         self._quiet.clear()
         try:
             async with asyncio.timeout(limits.HAND_OVER_S):
                 await self._quiet.wait()
         except TimeoutError:
-            self._hand_over()
+            self.hand_over()
 
     async def on_crash(self, error: BaseException) -> None:
         """Aborts and drops every sequence. Sends no messages."""
@@ -269,9 +277,7 @@ class EngineActor(Actor):
             self._abort(core_id(entry.sequence_id, entry.attempt))
             self.sequences.release(entry.sequence_id, entry.attempt, self._now())
 
-    # --- private ---
-
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """Ends all live sequences here and tells their gateways that this engine no longer has them."""
         left: dict[GatewayKey, list[SequenceRef]] = defaultdict(list)
         for entry in [entry for entry in self.sequences.entries() if not entry.finished]:
@@ -282,6 +288,23 @@ class EngineActor(Actor):
             log.info("%s hands over %d sequences of %s", self.name, len(refs), gateway[0])
             subject = self._host.subjects.gateway_control(*gateway)
             self.publisher.in_parts(subject, lambda part: ProgressReply(*here, missing=tuple(part)), refs)
+
+    def refuse_all(self, error: ServiceError) -> None:
+        """Ends all live sequences with an error, which their clients get."""
+        by_subject: dict[str, list[TokenEvent]] = defaultdict(list)
+        for entry in [entry for entry in self.sequences.entries() if not entry.finished]:
+            name = core_id(entry.sequence_id, entry.attempt)
+            self._abort(name)
+            self._take(_refusal(name, error, self.sequences), by_subject)
+        for subject, events in by_subject.items():
+            self.publisher.tokens(subject, 0, events)
+
+    # --- private ---
+
+    @property
+    def _closed(self) -> bool:
+        """Whether new sequences are refused."""
+        return self.draining or self.withdrawn or self.resting
 
     async def _refuse(self, core_sequence_id: str, error: ServiceError) -> None:
         by_subject: dict[str, list[TokenEvent]] = defaultdict(list)

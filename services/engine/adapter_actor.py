@@ -48,7 +48,9 @@ class AdapterActor(Actor):
         super().__init__(f"adapters of {host.id}", host.transport)
         self.revision = 0
         """Revision of the desired state that this engine follows."""
-        self._host, self._library, self._model, self._modules, self._kept = host, library, model, modules, kept
+        self._host, self._model, self._modules, self._kept = host, model, modules, kept
+        self._library = library
+        self._sleeps = False
         self._roots = roots
         self._store = AdapterStore(host)
         self._records: dict[str, AdapterRecord] = {}
@@ -82,6 +84,8 @@ class AdapterActor(Actor):
     async def on_load(self, envelope: Envelope[LoadAdapter]) -> AdapterLoaded:
         """Reads an adapter into memory. Raises ServiceError if it cannot be served."""
         message = envelope.message
+        if self._sleeps:
+            raise ServiceError("no_engine", f"The engine {self._host.id} sleeps: wake it, then load the adapter again.")
         found = await asyncio.to_thread(self._load, message.name, message.path)
         log.info("the adapter %s is loaded from %s, rank %d", message.name, message.path, found.rank)
         return AdapterLoaded(message.name, found.version, found.rank, found.num_virtual_tokens)
@@ -116,6 +120,17 @@ class AdapterActor(Actor):
         message = f"The adapter {name!r} was replaced or unloaded while the request waited. Send the request again."
         raise ServiceError("model_not_found", message, param="model")
 
+    def sleep(self) -> None:
+        """The engine sleeps: adapters are not read into memory until `wake`."""
+        self._sleeps = True
+
+    async def wake(self, library: AdapterLibrary) -> None:
+        """The engine has woken with this library, which may be a new one without what was read into the former one."""
+        if library is not self._library:
+            self._retired = {version: (until, place, None) for version, (until, place, _) in self._retired.items()}
+        self._library, self._sleeps = library, False
+        await self.refresh()
+
     async def sync(self) -> None:
         """Reads the desired state and follows it. Raises ServiceError if the store does not answer."""
         began = self._now()
@@ -129,7 +144,8 @@ class AdapterActor(Actor):
             log.warning("the desired state of the adapters was lost and is written again: %d adapters", len(known))
             await self._announce(state)
         self._follow(state)
-        await asyncio.to_thread(self._load_new, list(self._paths.items()))
+        if not self._sleeps:
+            await asyncio.to_thread(self._load_new, list(self._paths.items()))
         self.revision, self._synced_at = state.revision, began
         self._forget()
 

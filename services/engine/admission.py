@@ -67,7 +67,7 @@ class Admission:
         """Starts or refuses a sequence. Returns the reply to its gateway."""
         status = self._sequences.admit(submit)
         if draining and status == "accepted":
-            return self._busy(submit, "draining", "The engine is shutting down.")
+            return self._busy(submit, "draining", "The engine takes no requests now.")
         if status == "busy":
             return self._busy(submit, "server_is_overloaded", "The engine's queue is full.")
         if status == "accepted" and submit.images and (refused := self._reserve_images(submit)) is not None:

@@ -6,6 +6,7 @@
     engine.wait(seconds); engine.wake()        until there may be something to compute
     engine.run_on_thread(on_exit, on_rest)     call `step` and `wait` on a thread of its own
     engine.facts, engine.counters()            properties of the loaded model; current load, from any thread
+    engine.leave(keeps_weights=True)           free the KV cache, or all, for a new engine later
     engine.close()                             free the device's memory
 
 All users assemble their engine here: the bus service, the offline `LLM`, benchmarks and tests.
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from antiphon.services.engine.adapters.library import AdapterLibrary
 from antiphon.services.engine.canary.canary import Canary
 from antiphon.services.engine.canary.checksums import Checksums
 from antiphon.services.engine.canary.guard import WeightGuard
-from antiphon.services.engine.canary.measure import check_deterministic, measure
+from antiphon.services.engine.canary.measure import Golden, check_deterministic, measure
 from antiphon.services.engine.core.core import Core
 from antiphon.services.engine.core.plan import CoreLimits, EngineFacts
 from antiphon.services.engine.core.request import SequenceSpec
@@ -33,6 +34,7 @@ from antiphon.services.engine.grammar_gate import GrammarGate, LoadAdapter
 from antiphon.services.engine.kv.address import default_kv_host
 from antiphon.services.engine.kv.connector import KvConnector
 from antiphon.services.engine.kv.disk.tier import open_tier
+from antiphon.services.engine.sleep.lent_memory import LentMemory
 from antiphon.services.engine.steps.in_flight import InFlightSteps
 from antiphon.services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
 from antiphon.services.engine.warmup import warm_up
@@ -54,8 +56,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_WAIT_S = 16, 0.1
+LEFT_WAIT_S = 0.02
+"""Longest time between two looks at an engine that finishes its last steps."""
 Report = Callable[[StepReport], None]
 MakeWorker = Callable[[EngineSettings], ModelWorker]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What an engine has left for the next one of the same settings (`Engine.leave`). Empty: nothing."""
+
+    counters: EngineCounters | None = None
+    executor: Executor | None = None
+    """Has the weights, but no KV cache; None: they were freed too."""
+    golden: Golden | None = None
+    sums: Checksums | None = None
 
 
 class Engine:
@@ -72,17 +87,21 @@ class Engine:
         *,
         clock: Clock | None = None,
         steps_per_report: int = 1,
+        counters: EngineCounters | None = None,
     ) -> None:
         self._executor = executor
         self.limits = limits
         self.facts: EngineFacts = executor.facts()
-        self._core = Core(limits, self.facts)
+        self._core = Core(limits, self.facts, counters)
         self._loop = StepLoop(self._core, executor, clock or SystemClock(), report, steps_per_report)
         self.connector: KvConnector | None = None
         self.canary: Canary | None = None
         """Tests the engine with a canary; None without `on_fault` or with `--canary-interval=0`."""
         self.guard: WeightGuard | None = None
         """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
+        self._sums: Checksums | None = None
+        self._lent: LentMemory | None = None
+        """The blocks, as the connector has them."""
         self._events: KvEventPublisher | None = None
         self._gate = GrammarGate(executor.compile_grammar, self._loop.add, self._loop.abort, self._loop.refuse)
 
@@ -95,8 +114,9 @@ class Engine:
         clock: Clock | None = None,
         make_worker: MakeWorker | None = None,
         on_fault: Callable[[str], None] | None = None,
+        kept: Kept | None = None,
     ) -> "Engine":
-        """Returns an engine with a loaded model. Loading takes seconds.
+        """Returns an engine with a loaded model. Loading takes seconds. `kept`: see `leave`.
 
         `make_worker` creates the worker instead of `load_model`. `on_fault`: if given, the engine tests itself, and if
         it finds a fault, it calls this function once, on another thread, with a description of the fault; `step` then
@@ -109,23 +129,29 @@ class Engine:
         has_canary = on_fault is not None and settings.execution.canary_interval > 0
         has_canary_row = has_canary or settings.execution.deterministic
         with ExitStack() as unfinished:
-            executor = _make_executor(_with_rows(settings, has_canary_row), make_worker)
+            kept = kept or Kept()
+            executor = kept.executor or _make_executor(_with_rows(settings, has_canary_row), make_worker)
             unfinished.callback(executor.close)
+            if kept.executor is not None:
+                executor.restore_cache()
             limits = replace(core_limits(settings, executor.facts()), has_canary_row=has_canary_row)
-            if settings.execution.use_warmup:
-                started = time.monotonic()
-                steps = warm_up(executor, limits)
-                logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
-            if settings.execution.deterministic:
-                check_deterministic(executor, limits)
-            engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.scheduler.num_scheduler_steps)
+            if kept.executor is None:
+                _try_out(executor, limits, settings)
+            engine = cls(
+                executor,
+                limits,
+                report,
+                clock=clock,
+                steps_per_report=settings.scheduler.num_scheduler_steps,
+                counters=kept.counters,
+            )
             unfinished.pop_all()
             unfinished.callback(engine.close)
             engine._connect(settings)
             engine._publish_events(settings)
             if on_fault is not None and has_canary:
-                engine._watch(settings.execution.canary_interval, on_fault)
-            if engine.adapters is not None:
+                engine._watch(settings.execution.canary_interval, on_fault, kept)
+            if engine.adapters is not None and kept.executor is None:
                 load_modules(engine.adapters, settings)
             unfinished.pop_all()
             return engine
@@ -137,19 +163,19 @@ class Engine:
         """Returns an engine without sequences for a worker whose model is already loaded."""
         return cls(Executor(worker), limits, report, steps_per_report=steps_per_report)
 
-    def _watch(self, interval_s: float, on_fault: Callable[[str], None]) -> None:
-        """Computes the golden value and the checksums of the weights, and starts the self-tests.
+    def _watch(self, interval_s: float, on_fault: Callable[[str], None], kept: Kept) -> None:
+        """Computes the golden value and the checksums of the weights, unless they are kept, and starts the self-tests.
 
         Raises ServiceError.
         """
-        golden = measure(self._executor, self.limits)
+        golden = kept.golden or measure(self._executor, self.limits)
         if golden is None:
             logger.warning("no canary: the context of %d tokens has no room for it", self.max_model_len)
             return
         wake = self._loop.wake
         canary = Canary(golden, self.facts, self.max_model_len, interval_s, wake, on_fault)
         self._loop.canary = self.canary = canary
-        sums = Checksums(self._executor.weight_memory())
+        sums = self._sums = kept.sums or Checksums(self._executor.weight_memory())
         if sums.num_portions:
             self.guard = WeightGuard(sums, canary.report)
             self.guard.start()
@@ -176,7 +202,7 @@ class Engine:
             raise SettingsError(f"{option}: KV arrives in host memory: give the engine some with --swap-space")
         listens = transfer.role == "prefill" or transfer.kv_replicate == "peer"
         host = (transfer.kv_host or default_kv_host(settings.nats)) if listens else None
-        memory = self._executor.kv_memory()
+        memory = self._lent = LentMemory(self._executor.kv_memory())
         connector = self._loop.connector = self.connector = KvConnector(
             memory,
             self._loop.wake,
@@ -278,11 +304,36 @@ class Engine:
         """Returns the engine's totals (tokens, preemptions and others) since its start."""
         counters = self._core.counters()
         if self.connector is not None and self.connector.copies is not None:
-            counters.kv_copied_tokens = self.connector.copies.num_copied * self.facts.block_size
+            counters.kv_copied_tokens += self.connector.copies.num_copied * self.facts.block_size
         return counters
+
+    def leave(self, *, keeps_weights: bool) -> Kept:
+        """Computes what is left, then frees the KV cache, the swap space and, unless `keeps_weights`, the weights.
+
+        `step` is called on this thread; the thread of `run_on_thread` must have ended. No sequence may be added.
+        Returns what `build` makes a new engine of. If the worker cannot free its KV cache alone, the weights are freed
+        too. The engine cannot be used afterwards.
+        """
+        while self.has_work or self.in_flight:
+            if not self.step():
+                self.wait(LEFT_WAIT_S)
+        self._end_parts()
+        if self._lent is not None:
+            self._lent.take_back()
+        counters = self.counters()
+        if keeps_weights and self._executor.release_cache():
+            golden = None if self.canary is None else self.canary.golden
+            return Kept(counters=counters, executor=self._executor, golden=golden, sums=self._sums)
+        self._executor.close()
+        return Kept(counters=counters)
 
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""
+        self._end_parts()
+        self._executor.close()
+
+    def _end_parts(self) -> None:
+        """Ends all threads but that of `run_on_thread`."""
         self._gate.close()
         if self.guard is not None:
             self.guard.close()
@@ -290,7 +341,16 @@ class Engine:
             self.connector.close()
         if self._events is not None:
             self._events.close()
-        self._executor.close()
+
+
+def _try_out(executor: Executor, limits: CoreLimits, settings: EngineSettings) -> None:
+    """Warms a new worker up, and checks that it is deterministic, as far as the settings ask for it."""
+    if settings.execution.use_warmup:
+        started = time.monotonic()
+        steps = warm_up(executor, limits)
+        logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
+    if settings.execution.deterministic:
+        check_deterministic(executor, limits)
 
 
 def _with_rows(settings: EngineSettings, has_canary_row: bool) -> EngineSettings:

@@ -28,7 +28,9 @@ class PeerActor(Actor):
 
     def __init__(self, host: Host, connector: KvConnector, own: Callable[[], EngineStatus]) -> None:
         super().__init__(f"copies of KV of {host.id}", host.transport)
-        self._host, self._connector, self._own = host, connector, own
+        self._host, self._own = host, own
+        self._connector = connector
+        self._sleeps = False
         self._engines = Members()
         self._keeper: Keeper | None = None
         self._avoided: dict[str, float] = {}
@@ -38,6 +40,14 @@ class PeerActor(Actor):
     def copies_at(self) -> str:
         """Id of the engine that keeps the copies; empty if none does."""
         return "" if self._keeper is None else self._keeper.engine_id
+
+    def sleep(self) -> None:
+        """The engine falls asleep, and its connector is closed: its copies elsewhere stay, and it keeps none."""
+        self._sleeps, self._keeper = True, None
+
+    def wake(self, connector: KvConnector) -> None:
+        """The engine has woken with this connector, and looks for an engine that keeps its copies."""
+        self._connector, self._sleeps = connector, False
 
     async def listen(self) -> None:
         """Subscribes to the engine's subject of stored KV and to the heartbeats of all engines."""
@@ -49,7 +59,7 @@ class PeerActor(Actor):
     def on_room_query(self, envelope: Envelope[KvRoomQuery]) -> KvRoom:
         """Admits an engine whose blocks are like this one's, unless both write the same directory."""
         query, tier, keeper = envelope.message, self._connector.tier, self._connector.keeper
-        if tier is None or keeper is None:
+        if tier is None or keeper is None or self._sleeps:
             return KvRoom(reason="it keeps no copies")
         if query.identity != tier.identity:
             return KvRoom(reason="its blocks have another form")
@@ -77,7 +87,7 @@ class PeerActor(Actor):
             keeper = self._keeper
             if keeper is not None and all(beat.instance_id != keeper.instance_id for beat in alive):
                 self._lose(keeper)
-            if self._keeper is None:
+            if self._keeper is None and not self._sleeps:
                 found = next_keeper(self._host.id, self._own(), alive, self._avoided)
                 if found is not None:
                     await self._ask(found)
@@ -109,6 +119,8 @@ class PeerActor(Actor):
             log.info("%s keeps no copies of this engine's KV: %s", engine.id, reason)
             self._avoided[engine.instance_id] = self._now() + limits.KV_COPIES_AVOID_S
             return
+        if self._sleeps:
+            return  # it fell asleep meanwhile
         log.info("%s keeps copies of this engine's KV", engine.id)
         self._keeper = Keeper(engine.id, engine.instance_id, room.address, room.token)
         self._connector.keep_copies_at(self._keeper)

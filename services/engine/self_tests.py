@@ -13,12 +13,15 @@ from antiphon.shared.messages import SelfTest, SelfTestReply
 
 
 class SelfTests:
-    """The tests of one engine. `fault` tells what is wrong with it, "" if nothing is known; `on_fault` ends it."""
+    """The tests of one engine, which `engine` returns; None while it sleeps.
+
+    `fault` tells what is wrong with it, "" if nothing is known; `on_fault` ends it.
+    """
 
     def __init__(
         self,
         host: Host,
-        engine: Engine,
+        engine: Callable[[], Engine | None],
         publisher: Publisher,
         *,
         fault: Callable[[], str],
@@ -35,7 +38,9 @@ class SelfTests:
 
     async def _run(self, message: SelfTest) -> None:
         """Runs the canary and checks all weights immediately, and sends the result."""
-        tests = [part.run_now() for part in (self._engine.canary, self._engine.guard) if part is not None]
+        engine = self._engine()
+        parts = () if engine is None else (engine.canary, engine.guard)
+        tests = [part.run_now() for part in parts if part is not None]
         if tests:
             await asyncio.wait([asyncio.wrap_future(test) for test in tests], timeout=limits.SELF_TEST_S / 2)
         fault = self._fault()

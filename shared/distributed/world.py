@@ -20,6 +20,7 @@ next engine.
 """
 RAY_ADDRESS = "RAY_ADDRESS"
 NO_KV = "engines whose processes are on several machines, or started by Ray, exchange no KV"
+NO_SLEEP = "engines whose processes are on several machines, or started by Ray, do not sleep"
 
 
 Spelling = Callable[[str], str]
@@ -72,6 +73,11 @@ def uses_ray(settings: ParallelSettings, environ: Mapping[str, str] = os.environ
 def exchanges_kv(settings: ParallelSettings) -> bool:
     """Whether an engine can have a role: all its processes must be on this machine and started by the engine."""
     return settings.nnode == 1 and not uses_ray(settings)
+
+
+def can_sleep(settings: ParallelSettings) -> bool:
+    """Whether an engine can sleep: it must have started all its processes, and on this machine, to start them again."""
+    return exchanges_kv(settings)
 
 
 def rank_key(settings: ParallelSettings) -> bytes:

@@ -56,6 +56,8 @@ from antiphon.shared.messages.engine import (
     SelfTestReply,
     SequenceMark,
     SequenceSteps,
+    Sleep,
+    SleepMode,
     StepEvent,
     StepEvents,
     Submit,
@@ -67,6 +69,7 @@ from antiphon.shared.messages.engine import (
     TokenEvents,
     TokenLogprobs,
     TopLogprob,
+    Wake,
     Withdraw,
 )
 from antiphon.shared.messages.engine_counters import EngineCounters, EngineLoad, Metric
@@ -95,6 +98,7 @@ from antiphon.shared.messages.presence import (
     ModelFacts,
     PoolStatus,
     ProcessResources,
+    SleepStatus,
     StreamStatus,
     VisionStatus,
 )

@@ -5,10 +5,11 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ServiceState = Literal["starting", "ready", "draining", "stalled", "faulty"]
+ServiceState = Literal["starting", "ready", "draining", "stalled", "faulty", "sleeping"]
 """`stalled`: the process is alive, but its work makes no progress (an engine whose step hangs). Gateways treat the
 member as dead until its state is `ready` again. `faulty`: an engine's self-test has found wrong results, and the engine
-ends; gateways treat it as dead too.
+ends; gateways treat it as dead too. `sleeping`: an engine sleeps, or falls asleep when its sequences have ended; its
+model can still be used, because the engine can be woken.
 """
 ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision"]
 

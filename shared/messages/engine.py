@@ -184,6 +184,33 @@ class Withdraw(Message, frozen=True, array_like=True, tag=True):
     withdrawn: bool
 
 
+SleepMode = Literal["wait", "keep", "abort"]
+
+
+class Sleep(Message, frozen=True, array_like=True, tag=True):
+    """Has an engine fall asleep: it frees its KV cache and, with `level` 2, its weights. Answered by `Ack`.
+
+    `level` is 1 or 2; an engine that cannot free the KV cache alone sleeps at level 2. The engine accepts no more
+    sequences, and its heartbeats say `sleeping`. `mode` says what happens to its sequences: `wait`: they move to other
+    engines or end there first; `keep`: they go back to their gateways and wait; `abort`: they end with an error. The
+    answer comes at once; `EngineStatus.sleep` tells when the engine sleeps.
+    """
+
+    level: int = 1
+    mode: SleepMode = "wait"
+    on_demand: bool = False
+    """Whether a sequence that waits for the model wakes the engine."""
+
+
+class Wake(Message, frozen=True, array_like=True, tag=True):
+    """Wakes an engine, or keeps it from falling asleep. Answered by `Ack`, at once. Idempotent.
+
+    `on_demand`: sent for a sequence that waits; without effect on an engine that an operator has put to sleep.
+    """
+
+    on_demand: bool = False
+
+
 class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
     """Asks an engine how many output tokens some sequences have: those whose text has not arrived for `limits.STALL_S`.
 

@@ -46,6 +46,20 @@ class ModelFacts(Part, frozen=True, array_like=True, kw_only=True):
     """Hash of config.json and of samples of the weight files, whatever they are computed with."""
 
 
+class SleepStatus(Part, frozen=True, array_like=True, kw_only=True):
+    """Whether an engine sleeps, and how long it took to wake."""
+
+    level: int = 0
+    """0: awake, or still falling asleep; 1: without KV cache; 2: without weights too."""
+    on_demand: bool = False
+    """Whether a waiting sequence wakes it: it has fallen asleep by itself, or was told so."""
+    num_wakes: int = 0
+    """How often the engine has woken since its start; a counter."""
+    wake_s: float = 0.0
+    """Seconds that this took together; a counter."""
+    last_wake_s: float = 0.0
+
+
 class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """The engine's model, capacity and load, by which gateways place sequences, and its counters."""
 
@@ -111,6 +125,7 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """Id of the directory with the KV that this engine stores, and reads with others; empty: it stores none."""
     kv_copies_at: str = ""
     """Id of the engine that keeps copies of this one's KV; empty: none does."""
+    sleep: SleepStatus = SleepStatus()
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -15,6 +15,7 @@ from antiphon.shared.settings.output_formats import (
     TOOL_MARKS,
 )
 
+SLEEP_LEVEL = Rule("1 or 2", lambda value: value in (1, 2))
 LORA_RANK = Rule("between 1 and 512", lambda value: 1 <= value <= 512)
 GPU_KERNEL_FORMS = {
     "plain": ("skinny", "library", "fixed"),

@@ -2,7 +2,7 @@
 
 from antiphon.shared.flags import AT_LEAST_1, FRACTION, NOT_NEGATIVE, POSITIVE, POWER_OF_TWO, SHARE, Settings, flag
 from antiphon.shared.settings import quantization
-from antiphon.shared.settings.allowed_values import GPU_KERNELS, KV_EVENTS, LORA_RANK
+from antiphon.shared.settings.allowed_values import GPU_KERNELS, KV_EVENTS, LORA_RANK, SLEEP_LEVEL
 
 
 class SchedulerSettings(Settings, group="engine: scheduling"):
@@ -116,6 +116,18 @@ class CacheSettings(Settings, group="engine: memory"):
         "1 to the ports, and so on (default: none)",
         rule=KV_EVENTS,
         metavar="JSON",
+    )
+    sleep_after: float = flag(
+        0.0,
+        "seconds without requests after which an engine sleeps: it frees its memory until the next request, which "
+        "waits meanwhile (0: never)",
+        rule=NOT_NEGATIVE,
+    )
+    sleep_level: int = flag(
+        1,
+        "what a sleeping engine frees, with --sleep-after: 1: the KV cache, and on a GPU the weights too; 2: weights "
+        "everywhere",
+        rule=SLEEP_LEVEL,
     )
     cpu_offload_gb: float = flag(
         0.0,

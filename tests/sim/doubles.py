@@ -92,15 +92,20 @@ class SimulatedEngine(EngineService):
         super().__init__(settings, make_worker)
         self._network, self._address = network, address
 
-    async def _build(self, clock):
+    async def _build(self, clock, kept=None):
         plain = replace(self._settings, role="both")
         on_fault = self._on_fault if self.tests_itself else None
-        engine = Engine.build(plain, self._reports.put, clock=clock, make_worker=self._make_worker, on_fault=on_fault)
+        engine = Engine.build(
+            plain, self._reports.put, clock=clock, make_worker=self._make_worker, on_fault=on_fault, kept=kept
+        )
         if self._settings.kv_transfer.role != "both":
             assert self._network is not None
             connector: Any = SimConnector(self._network, engine._loop, self._address)
             engine.connector = engine._loop.connector = connector
         return engine
+
+    def _return_memory(self) -> None:
+        """A simulation collects no garbage."""
 
     def _drive(self):
         self.driver = TaskLoop(self.engine._loop, self._on_exit)

@@ -52,10 +52,11 @@ CANARY_PRIORITY = -(2**64)
 class Core:
     """The state of all sequences of an engine. Has no state of the model."""
 
-    def __init__(self, limits: CoreLimits, facts: EngineFacts) -> None:
+    def __init__(self, limits: CoreLimits, facts: EngineFacts, tally: EngineCounters | None = None) -> None:
+        """`tally`: the counters of an earlier core, which go on; None: they begin at 0."""
         assert min(limits.max_num_seqs, limits.max_num_batched_tokens, facts.num_blocks, facts.block_size) > 0
         self.facts = facts
-        self.tally = EngineCounters()
+        self.tally = tally or EngineCounters()
         self.pool = BlockPool(facts.num_blocks)
         caching = limits.enable_prefix_caching
         self.states = StatePool(facts.num_states, facts.state_interval, facts.block_size, self.pool, caching=caching)
@@ -84,7 +85,7 @@ class Core:
         self.checks = SpecChecks(limits, facts)
         self.num_speculative_tokens, self._looks_up = limits.num_speculative_tokens, limits.use_lookahead
         self._num_added = 0
-        self._num_applied = 0
+        self._num_applied = self.states.num_applied = self.tally.step
 
     def __contains__(self, sequence_id: str) -> bool:
         """Whether the sequence is live: from `add` until its outcome has a finish reason or until `abort`."""

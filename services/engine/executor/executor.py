@@ -14,6 +14,7 @@ from antiphon.services.engine.worker.interface import (
     KvWorker,
     ModelWorker,
     PipelinedWorker,
+    RestingWorker,
     WeighableWorker,
     WeightMemory,
 )
@@ -101,6 +102,18 @@ class Executor:
     def weight_memory(self) -> list[WeightMemory]:
         """Returns weights in this process's memory, which do not change until `close`: all, a part of them, or none."""
         return self.worker.weight_memory() if isinstance(self.worker, WeighableWorker) else []
+
+    def release_cache(self) -> bool:
+        """Frees the KV cache but not the weights. Returns False, and changes nothing, if the worker cannot.
+
+        No plan may be in flight, and none may be launched before `restore_cache`.
+        """
+        return isinstance(self.worker, RestingWorker) and self.worker.release_cache()
+
+    def restore_cache(self) -> None:
+        """Allocates what `release_cache` has freed."""
+        assert isinstance(self.worker, RestingWorker), "this worker has not released its cache"
+        self.worker.restore_cache()
 
     def close(self) -> None:
         """Frees the devices' memory. No other call may follow."""

@@ -77,6 +77,19 @@ class WeighableWorker(Protocol):
 
 
 @runtime_checkable
+class RestingWorker(Protocol):
+    """A worker that can free its KV cache, its swap space and its rows while its weights stay in host memory."""
+
+    def release_cache(self) -> bool:
+        """Frees them. No plan may be in flight. Returns False, and changes nothing, if the worker cannot do without."""
+        ...
+
+    def restore_cache(self) -> None:
+        """Allocates them again, with the sizes that they had; all rows are free."""
+        ...
+
+
+@runtime_checkable
 class PipelinedWorker(ModelWorker, Protocol):
     """A worker that accepts the next plan while the device, or another pipeline stage, computes the previous one."""
 

@@ -111,6 +111,17 @@ class StepWorker(ABC):
         """The memory plan made at start-up."""
         return self._memory
 
+    def release_cache(self) -> bool:
+        """See `RestingWorker`. On a device the weights would stay too; ranks have their caches for each other."""
+        if self._spec.device.type != "cpu" or self._spec.ranks.shard.size > 1:
+            return False
+        self._make_state(self._spec, KvPlan(1, 1, 1), 0)
+        return True
+
+    def restore_cache(self) -> None:
+        """See `RestingWorker`."""
+        self._make_state(self._spec, self._memory.kv, self._memory.num_host_blocks)
+
     @abstractmethod
     def _run(self, plan: StepPlan) -> StepResult:
         """Runs one plan while no other plan is in flight."""
@@ -180,6 +191,7 @@ class StepWorker(ABC):
 
     def _prepare_state(self, spec: StateSpec) -> None:
         """Measures steps in a small temporary state, then creates the final state. The model must be loaded."""
+        self._spec = spec
         self._grammars = grammar_compiler(spec.settings, spec.eos, spec.description.vocab_size)
         make_state = partial(self._make_state, spec)
         backend = Backend(

@@ -21,7 +21,7 @@ from antiphon.services.gateway.path.liveness.death_probe import DeathProbe
 from antiphon.services.gateway.path.liveness.loss_report import RESTARTED, silent
 from antiphon.services.gateway.path.liveness.progress_watch import ProgressWatch
 from antiphon.services.gateway.path.liveness.pulse import WATCH_S, Pulse
-from antiphon.services.gateway.path.losses import Losses
+from antiphon.services.gateway.path.losses import Losses, has_sequences
 from antiphon.services.gateway.path.models.catalog import SERVICES, VISION, ModelCatalog
 from antiphon.services.gateway.path.models.versions import VersionDirectory
 from antiphon.services.gateway.path.placement.dispatcher import Dispatcher
@@ -243,7 +243,7 @@ class GatewayActor(Actor):
             address = Address(beat.id, beat.instance_id)
             if beat.state == "faulty" or (beat.state == "stalled" and not self.losses.is_alone(beat)):
                 self.losses.leave(address)
-            elif beat.state == "draining":
+            elif beat.state == "draining" or (beat.state == "sleeping" and has_sequences(beat)):
                 self.losses.move_away(beat, now)
         if beat.service not in ("tokenizer", VISION):
             self.parts.dispatcher.pump()

@@ -183,6 +183,9 @@ class Guest(Lifetime):
         """Returns the engines that may get work: `engines` itself if all may."""
         return engines
 
+    def on_waiting(self, model: str) -> None:
+        """Sequences of a model wait, and no engine takes them now. Called often; must be cheap."""
+
     def on_heartbeat(self, beat: Heartbeat) -> None:
         """A member of another service has sent a heartbeat."""
 
@@ -219,6 +222,7 @@ class Guests:
         self._admitting: tuple[Guest, ...] = ()
         self._joining: tuple[Guest, ...] = ()
         self._judging: tuple[Guest, ...] = ()
+        self._supplying: tuple[Guest, ...] = ()
 
     def add(self, guests: Iterable[Guest]) -> None:
         """Adds guests. Called before the gateway listens."""
@@ -226,6 +230,7 @@ class Guests:
         self._admitting = self._with(Guest.admit)
         self._joining = self._with(Guest.joins)
         self._judging = self._with(Guest.eligible)
+        self._supplying = self._with(Guest.on_waiting)
 
     def offer(self, *things: object) -> None:
         """Lets other guests and APIs find something by its type, so that none needs to know who makes it."""
@@ -261,6 +266,12 @@ class Guests:
         for guest in self._judging:
             engines = guest.eligible(engines)
         return engines
+
+    def on_waiting(self, models: Iterable[str]) -> None:
+        """See Guest."""
+        for guest in self._supplying:
+            for model in models:
+                guest.on_waiting(model)
 
     def cards(self, model: ModelCard) -> list[ModelCard]:
         """See Guest."""

@@ -139,6 +139,11 @@ class Losses:
         parts.dispatcher.pump()
 
 
+def has_sequences(engine: Heartbeat) -> bool:
+    """Whether sequences run or wait at an engine, as its heartbeat tells."""
+    return _told_requests(engine) > 0
+
+
 def _told_requests(member: Heartbeat) -> int:
     """Returns the number of sequences, or of a gateway's requests, that a member's last heartbeat told."""
     match member.status:

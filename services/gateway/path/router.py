@@ -214,8 +214,12 @@ class Router:
         )
 
     def can_take(self, engines: Sequence[Heartbeat], model: str) -> bool:
-        """Whether the model has a ready engine that responds, even if it has no credit now."""
-        return any(not self._load(e).silent for e in ready_members(engines, model))
+        """Whether the model has a ready engine that responds, even if it has no credit now, or one that sleeps."""
+        return any(
+            e.state == "sleeping" or (e.state == "ready" and not self._load(e).silent)
+            for e in engines
+            if model_of(e) == model
+        )
 
     def num_queued(self, engines: Sequence[Heartbeat]) -> int:
         """Returns how many of this gateway's sequences wait at engines without a free batch slot."""
@@ -389,13 +393,18 @@ def _num_ordinary(status: EngineStatus) -> int:
 
 
 def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:
-    """Returns the status of one ready engine for each model name."""
-    return {_engine_status(e).model: _engine_status(e) for e in reversed(engines) if e.state == "ready"}
+    """Returns the status of one serving engine for each model name."""
+    return {_engine_status(e).model: _engine_status(e) for e in reversed(engines) if serves(e)}
 
 
 def model_of(member: Heartbeat) -> str:
     """Returns the served name of a member's model; '' for a gateway."""
     return "" if isinstance(member.status, GatewayStatus) else member.status.model
+
+
+def serves(member: Heartbeat) -> bool:
+    """Whether the model of a member can be used because of it: it takes work, or will when it has been woken."""
+    return member.state in ("ready", "sleeping")
 
 
 def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
@@ -414,8 +423,9 @@ def _with_role(engines: Sequence[Heartbeat], last: str) -> Sequence[Heartbeat]:
 
 
 def served_configurations(engines: Sequence[Heartbeat], model: str) -> tuple[str, ...]:
-    """Returns the distinct configurations (`EngineStatus.configuration`) of a model's ready engines, sorted."""
-    return tuple(sorted({_engine_status(engine).configuration for engine in ready_members(engines, model)}))
+    """Returns the distinct configurations (`EngineStatus.configuration`) of a model's serving engines, sorted."""
+    serving = [engine for engine in engines if serves(engine) and model_of(engine) == model]
+    return tuple(sorted({_engine_status(engine).configuration for engine in serving}))
 
 
 def _engine_status(engine: Heartbeat) -> EngineStatus:

@@ -11,7 +11,9 @@ A model with latent attention has no value caches: its key caches contain the la
 The core decides what each block holds. Called by the workers at start-up.
 """
 
+import contextlib
 import logging
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +29,8 @@ from antiphon.shared.config import EngineSettings
 from antiphon.shared.errors import ServiceError
 
 logger = logging.getLogger(__name__)
+_HUGE_BYTES = 4 * 2**20
+"""Size from which memory is asked for in huge pages, as numpy does for its own arrays."""
 
 _GIB = 2**30
 _ALIGNMENT = 64
@@ -182,8 +186,16 @@ def padded_heads(description: DecoderDescription) -> DecoderDescription:
 
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns zeros whose pages the system allocates when they are first written, so that start-up touches no page."""
+    """Returns zeros whose pages the system allocates when they are first written, so that start-up touches no page.
+
+    They are a mapping of their own: the heap may serve an allocation from memory that was freed, which it would have to
+    clear, and an engine that falls asleep gives a mapping back to the system as a whole.
+    """
     size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    pages = mmap.mmap(-1, size + _ALIGNMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(pages, dtype=np.uint8)
     offset = -raw.ctypes.data % _ALIGNMENT
     return torch.from_numpy(raw[offset : offset + size]).to(device).view(dtype).view(shape)

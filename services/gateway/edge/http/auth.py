@@ -15,7 +15,12 @@ from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey, Scope, digest, 
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 _CONSOLE_PATH, _CONSOLE_PREFIX = "/", "/console/"
-_ADMIN_PATHS = frozenset({"/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_ADMIN_PATHS = frozenset(
+    {
+        *("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        *("/sleep", "/wake_up", "/is_sleeping"),
+    }
+)
 _ADMIN_PREFIX = "/admin/"
 _DOCUMENTS = frozenset({"/version", "/docs", "/openapi.json"})
 """Paths that any key may read."""

@@ -14,6 +14,7 @@ from antiphon.services.gateway.edge.http.routing.openapi import Body
 from antiphon.services.gateway.edge.http.routing.routes import Routes
 from antiphon.services.gateway.path.placement.engine_controls import EngineControls, EngineView
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.messages import EngineStatus
 
 
 class DrainBody(msgspec.Struct, kw_only=True):
@@ -73,4 +74,9 @@ def _facts(view: EngineView) -> dict[str, Any]:
             {"sequence": move.sequence_id, "position": move.position, "to": move.to or None} for move in view.moved
         ],
         "others": view.others,
+        "sleep": _sleep(view.beat.status),
     }
+
+
+def _sleep(status: object) -> dict[str, Any] | None:
+    return msgspec.structs.asdict(status.sleep) if isinstance(status, EngineStatus) else None

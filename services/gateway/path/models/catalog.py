@@ -1,6 +1,7 @@
 """Determines from heartbeats which models can be used, which services the others lack, and which one a request names.
 
-A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model that lost the last member
+A model can be used if it has an engine, a tokenizer and a detokenizer that are ready, where an engine may also sleep,
+because its requests wake it or wait until it wakes. A model that lost the last member
 of a service less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the gateway's
 actor.
 """
@@ -13,7 +14,7 @@ from operator import attrgetter
 from antiphon.services.gateway.path.generation import ModelCard
 from antiphon.services.gateway.path.guest import Guests
 from antiphon.services.gateway.path.models.versions import VersionDirectory
-from antiphon.services.gateway.path.router import model_of, served_configurations, served_models
+from antiphon.services.gateway.path.router import model_of, served_configurations, served_models, serves
 from antiphon.shared import limits
 from antiphon.shared.actors.presence import Members
 from antiphon.shared.clock import Clock
@@ -87,9 +88,9 @@ class ModelCatalog:
             self._changes += 1
         if isinstance(beat.status, PoolStatus) and beat.state == "ready":
             self._formats[beat.status.model] = (beat.status.tool_format, beat.status.reasoning_format)
-        if beat.state == "ready" and beat.service == VISION:
+        if serves(beat) and beat.service == VISION:
             self._sees.add(model_of(beat))
-        elif beat.state == "ready":
+        elif serves(beat):
             if beat.service == "engine":
                 self._required.pop(beat.id, None)
                 self._last_engine[model_of(beat)] = beat
@@ -200,9 +201,7 @@ class ModelCatalog:
         self._forget(now)
         alive: dict[str, Sequence[Heartbeat]] = {service: self._members.alive(service, now) for service in SERVICES}
         alive["engine"] = self._trusted(alive["engine"])
-        ready = {
-            service: {model_of(beat) for beat in members if beat.state == "ready"} for service, members in alive.items()
-        }
+        ready = {service: {model_of(beat) for beat in members if serves(beat)} for service, members in alive.items()}
         for service, model in self._ready_at if recent else ():
             ready[service].add(model)
         return ready

@@ -102,6 +102,8 @@ class Dispatcher:
             self._pumping = False
         if len(self.queue) or self.waits.have_waited:
             self.waits.look()
+        if len(self.queue):
+            self._guests.on_waiting(self.queue.models())
         self._send(placed)
 
     def _place_all(self, now: float) -> "list[Placement]":

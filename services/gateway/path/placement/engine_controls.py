@@ -1,4 +1,4 @@
-"""Drains engines and resumes them, for operators. Called by the endpoints under `/admin/engines`."""
+"""Drains engines and resumes them, and sends them other orders of operators. Called by endpoints under `/admin`."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from antiphon.shared.actors.presence import Members
 from antiphon.shared.bus.transport import NoRespondersError, RequestTimeoutError
 from antiphon.shared.codec import Decoder
 from antiphon.shared.errors import ServiceError
-from antiphon.shared.messages import Ack, EngineStatus, ErrorReply, Heartbeat, Withdraw
+from antiphon.shared.messages import Ack, EngineStatus, ErrorReply, Heartbeat, Message, Withdraw
 
 _ACK = Decoder([Ack, ErrorReply])
 
@@ -59,17 +59,18 @@ class EngineControls:
             raise ServiceError("invalid_value", f"{reason} Start another one first, or force it.", param="force")
         if view.beat.state == "ready":
             self._moves.forget(engine_id)
-        await self._ask(view.beat, withdrawn=True)
+        await self.order(view.beat, Withdraw(withdrawn=True))
         return self.view(engine_id)
 
     async def resume(self, engine_id: str) -> EngineView:
         """Ends the draining of an engine."""
-        await self._ask(self.view(engine_id).beat, withdrawn=False)
+        await self.order(self.view(engine_id).beat, Withdraw(withdrawn=False))
         return self.view(engine_id)
 
-    async def _ask(self, engine: Heartbeat, *, withdrawn: bool) -> None:
+    async def order(self, engine: Heartbeat, message: Message) -> None:
+        """Sends an engine a message that it answers with `Ack`. Raises ServiceError if it does not, or refuses."""
         subject = self._host.subjects.engine_control(engine.id, engine.instance_id)
         try:
-            await ask(self._host.transport, subject, Withdraw(withdrawn), _ACK, timeout_s=limits.OPEN_TIMEOUT_S)
+            await ask(self._host.transport, subject, message, _ACK, timeout_s=limits.OPEN_TIMEOUT_S)
         except (NoRespondersError, RequestTimeoutError) as error:
             raise ServiceError("no_engine", f"The engine {engine.id} does not answer.", retry_after_s=1.0) from error

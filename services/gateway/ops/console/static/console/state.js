@@ -58,7 +58,8 @@ const modelsOf = (members) => [...new Set(members.map((one) => one.load.model).f
 function missing({ members }, gone) {
   const models = modelsOf(members);
   for (const service of NEEDED) {
-    const ready = members.filter((one) => one.service === service && one.state === "ready");
+    // A request wakes an engine that sleeps, or waits until an operator does.
+    const ready = members.filter((one) => one.service === service && ["ready", "sleeping"].includes(one.state));
     const without = models.filter((model) => !ready.some((one) => one.load.model === model));
     if (ready.length && !without.length) continue;
     const what = models.length > 1 && ready.length ? ` of the model ${joined(without)}` : "";
@@ -99,6 +100,6 @@ function faultOf({ members }) {
 }
 
 function changes(members) {
-  return ["starting", "draining"].map((state) => [state, members.filter((one) => one.state === state)]).filter(([, some]) => some.length)
+  return ["starting", "draining", "sleeping"].map((state) => [state, members.filter((one) => one.state === state)]).filter(([, some]) => some.length)
     .map(([state, some]) => `${named(some)} ${verb(some, "is", "are")} ${state === "draining" ? "ending its work" : state}.`).join(" ");
 }
