@@ -63,16 +63,6 @@ class KvTier:
         """Takes notice of how long a load from the tier took."""
         self.pace.has_read(result.num_blocks * self._block_size, result.took_s)
 
-    def planned(self, now_s: float) -> None:
-        """A step has been planned."""
-        if self.stored is not None:
-            self.pace.planned(now_s)
-
-    def applied(self, num_tokens: int, now_s: float) -> None:
-        """The oldest planned step has ended."""
-        if self.stored is not None:
-            self.pace.applied(num_tokens, now_s)
-
     def store(self, sequence: Sequence) -> None:
         """Passes on the blocks that have been published since the last call and are not stored."""
         if self.stored is None or not self._takes_part(sequence):
