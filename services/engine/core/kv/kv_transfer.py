@@ -156,8 +156,10 @@ class KvTransfers:
         self._orders: list[KvLoad] = []
         self._cancelled: list[str] = []
         self._stores: list[KvStore] = []
-        self._kept: list[bytes] = []
-        self._pins: list[KvPin] = []
+        self.kept: list[bytes] = []
+        """Names of stored blocks of which another engine is to have copies, for the next `plan_meta`."""
+        self.pins: list[KvPin] = []
+        """Stored blocks that are to be kept for a time, for the next `plan_meta`."""
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -411,14 +413,6 @@ class KvTransfers:
         self._saved.update(blocks)
         self._stores.append(order)
 
-    def keep(self, names: "SequenceOf[bytes]") -> None:
-        """Passes on the names of stored blocks of which another engine is to have copies."""
-        self._kept += names
-
-    def pin(self, order: KvPin) -> None:
-        """Passes on the names of stored blocks that are to be kept for a time."""
-        self._pins.append(order)
-
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
         num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
@@ -445,7 +439,7 @@ class KvTransfers:
     def plan_meta(self) -> KvMeta:
         """Returns the commands for the other half, and clears them here."""
         ours = self._opened, self._saves, self._dropped, self._orders, self._cancelled
-        lists = *ours, self._stores, self._kept, self._pins
+        lists = *ours, self._stores, self.kept, self.pins
         if not any(lists):
             return NOTHING
         opened, saves, dropped, orders, cancelled, stores, kept, pins = lists

@@ -80,7 +80,7 @@ class KvTier:
                 pinned += names
         if pinned:
             # After the stores above: what they write is there by then.
-            self._transfers.pin(KvPin(tuple(pinned), sequence.kv_keep_s))
+            self._transfers.pins.append(KvPin(tuple(pinned), sequence.kv_keep_s))
         sequence.num_stored_blocks = max(sequence.num_stored_blocks, sequence.num_published_blocks)
 
     def _store_ending(self, sequence: Sequence, index: int, block: int, keep_s: float) -> list[bytes]:
@@ -104,7 +104,7 @@ class KvTier:
         assert self.stored is not None
         found = names[-1] in self.stored
         if found and self.is_copied:
-            self._transfers.keep(names)
+            self._transfers.kept += names
         return found
 
     def _takes_part(self, sequence: Sequence) -> bool:
