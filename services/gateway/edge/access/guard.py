@@ -37,6 +37,9 @@ CHARS_PER_TOKEN = 4
 """Characters per token, to estimate the number of a prompt's tokens before it is tokenized. When the request has ended,
 the true number is counted in place of the estimate."""
 
+_CONTINUED = ("stream_taken", "draining")
+"""Causes of the end of a run for which another run may continue the request."""
+
 
 class GuardedBackend:
     """Implements `generation.Backend` on top of another backend.
@@ -234,6 +237,8 @@ class GuardedGeneration:
                 return
             self._record.admitted()
             self._inner = self._backend.generate(self._request)
+            # Nothing of the request has been sent yet: what an engine computes belongs to a request that was noted.
+            self._usage.opened(self._usage_record(TokenCounts(), "lost", ""))
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
@@ -278,7 +283,8 @@ class GuardedGeneration:
             else:
                 self._reservation.finish(counts.prompt + counts.generated)
         if self._inner is not None:
-            self._usage.record(self._usage_record(counts, outcome, error_code))
+            record = self._usage_record(counts, outcome, error_code)
+            (self._usage.left if cause in _CONTINUED else self._usage.record)(record)
 
     def _generated(self, counts: TokenCounts, error: str) -> Generated:
         return Generated(

@@ -42,7 +42,7 @@ class RunningStream:
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """See RecordedStream. From now on, the journal has the tokens."""
         if self.journaled is not None:
-            self.journaled.follow(state.generation.outputs, self.resumed)
+            self.journaled.follow(state.generation.outputs, self.resumed, state.num_prompt_tokens)
         return self._events.opening(encoder, state)
 
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
