@@ -299,6 +299,9 @@ class GuardedGeneration:
         )
 
     def _usage_record(self, counts: TokenCounts, outcome: UsageOutcome, error_code: str) -> UsageRecord:
+        """Returns the usage of the request. The tokens of a former run, which this one continues, belong to it."""
+        resumed = self._request.guests.resumed
+        num_former = 0 if resumed is None else resumed.num_tokens
         return UsageRecord(
             request_id=self._request.request_id,
             gateway_id=self._usage.gateway_id,
@@ -309,8 +312,8 @@ class GuardedGeneration:
             finish_reasons=tuple(self._finish_reasons),
             prompt_tokens=counts.prompt,
             cached_tokens=counts.cached,
-            computed_tokens=counts.computed,
-            completion_tokens=self._num_shown,
+            computed_tokens=counts.computed + num_former,
+            completion_tokens=self._num_shown + num_former,
             discarded_tokens=max(0, counts.generated - self._num_shown),
             received_at=self._received_at,
             time_to_first_token_s=self._first_token_s,
