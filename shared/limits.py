@@ -226,6 +226,14 @@ STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
 """Approximate size of one message of a journal. New tokens that need more are divided among several messages."""
 IDEMPOTENCY_S = 600.0
 """How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients retry."""
+IDEMPOTENCY_LOG_AGE_S = 3600.0
+"""How long the bus knows of a request with an `Idempotency-Key` whose gateway has not answered it."""
+IDEMPOTENCY_LOG_BYTES = {"memory": 16 * 2**20, "file": 128 * 2**20}
+"""Size of the log with these requests and their answers. Each gateway fills a part of it, in which the API key that has
+most loses its oldest answers first."""
+IDEMPOTENCY_SHARED_BYTES_MAX = 512 * 2**10
+"""Size of an answer that gateways share: it fits into a message of any NATS server. Larger ones have 100,000 tokens;
+only the gateway that has answered can repeat them."""
 IDEMPOTENCY_ANSWERS_MAX = 1024
 """Answers that a gateway keeps for repetitions; the API key that has most loses its oldest. Also the largest number of
 requests with an `Idempotency-Key` in progress."""

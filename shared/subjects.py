@@ -31,6 +31,7 @@ is `model_token` of the model's served name.
 | `models.ctl`                  | gateway              | ChangeModel (request)                                        |
 | `ended`                       | launcher             | MemberEnded                                                  |
 | `hb.<service>.<id>`           | every service        | Heartbeat                                                    |
+| `idem.<digest of a key>`       | gateway              | a request that may be repeated, its answer; kept by the bus  |
 | `usage.rec.<request id>`      | gateway              | UsageRecord, kept by the bus                                 |
 | `usage.open.<request id>`     | gateway              | a request that has no usage record yet, kept by the bus      |
 | `usage.sink.<name>`           | gateway              | which records a sink has, kept by the bus                    |
@@ -218,6 +219,10 @@ class StoredSubjects(_Namespace):
     def background_events(self, request_id: str) -> str:
         """The events of one request that runs in the background; `*`: the events of all."""
         return self._join("bg", "ev", request_id)
+
+    def repeatable(self, name: str) -> str:
+        """One request with an idempotency key, and its answer; `*`: all of these."""
+        return self._join("idem", name)
 
     def usage_record(self, request_id: str) -> str:
         """The usage record of one request; `*`: the records of all. No service of the deployment subscribes to them."""

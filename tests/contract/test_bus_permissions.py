@@ -52,7 +52,7 @@ SAMPLES = [
     S.vision("m"), S.vision_direct("v1", "i"), S.gateway_images("g1", "i"), S.models(), S.models_control(),
     S.heartbeat("vision", "v1"), "$KV.antiphon-v3-models.k",
     S.heartbeat("tokenizer", "t1"), S.heartbeat("detokenizer", "d1"), S.usage_record("r"), S.usage_open("r"),
-    S.usage_sink("s"),
+    S.usage_sink("s"), S.repeatable("k"),
     S.stream_record("r"), S.stream_journal("g1", "i"), S.stream_journal("g2", "i"), S.steps("e1"), S.steps("e2"),
     *(f"{S.inbox(role, name)}.probe" for name, role in USERS.items()), f"{S.inbox('gateway', 'g1')}.x",
     "other.v3.hb.engine.e1",

@@ -90,6 +90,10 @@ class Streams(Guest, StreamBook, RecordedRequests):
         self._endpoints[path] = endpoint
         return super().resumable(path, endpoint)
 
+    def can_resume(self, path: str) -> bool:
+        """See StreamBook."""
+        return path in self._endpoints
+
     async def resumed(self, request: Request, path: str) -> Response:
         """See StreamBook."""
         request_id, _, position = request.headers[LAST_EVENT_ID].partition(":")
