@@ -242,19 +242,21 @@ class SharedRuns:
 
     @asynccontextmanager
     async def _dropped_unless_successful(self, asked: Asked, revision: int, send: Send) -> AsyncIterator[Send]:
-        """Gives a `send` that notices the status of an answer. Drops the request unless it is that of success."""
-        is_successful = False
+        """Gives a `send` that drops the request before its client learns of a failure: it may be sent again at once."""
+        is_answered = False
 
         async def forward(message: Message) -> None:
-            nonlocal is_successful
+            nonlocal is_answered
             if message["type"] == "http.response.start":
-                is_successful = 200 <= message["status"] < 300
+                is_answered = True
+                if not 200 <= message["status"] < 300:
+                    await self._drop(asked, revision)
             await send(message)
 
         try:
             yield forward
         finally:
-            if not is_successful:
+            if not is_answered:
                 await self._drop(asked, revision)
 
     async def _drop(self, asked: Asked, revision: int) -> None:
