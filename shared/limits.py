@@ -19,6 +19,10 @@ MODEL_ALIASES_MAX = 64
 MODELS_MAX = 16
 """Models that one launcher starts. Each model needs at least three processes, so this bounds the number of
 processes."""
+UNLOADED_MODELS_MAX = 16
+"""Models that are not served any more, or could not be loaded, of which a deployment remembers why."""
+MODEL_SETTINGS_BYTES_MAX = 16 * 1024
+"""Bytes of the settings, as JSON, with which a model is loaded by an order. All gateways are told of them."""
 
 # --- HTTP edge ---
 BODY_BYTES_MAX = 16 * 2**20

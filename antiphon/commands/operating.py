@@ -65,6 +65,14 @@ def _models_flags(parser: Parser) -> None:
     shadow.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it runs")
     back = add("rollback", "go back to the former version while it still runs", _models_rollback)
     back.add_argument("name", metavar="NAME", help="served name of the model")
+    load = add("load", "serve another model beside those that are served", _models_load)
+    load.add_argument("pair", metavar="NAME=DIR", help="the name to serve it under, and its directory or hub name")
+    about = "a setting of this model, as in a file of models (--set max-model-len=4096); may be repeated"
+    load.add_argument("--set", metavar="FLAG=VALUE", action="append", default=[], help=about)
+    load.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it serves")
+    unload = add("unload", "end a model when it has served its requests", _models_unload)
+    unload.add_argument("name", metavar="NAME", help="served name of the model")
+    unload.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it has ended")
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -116,6 +124,20 @@ def _models_shadow(options: argparse.Namespace) -> int:
         raise SettingsError(f"--share: {options.share:g} is not above 0 and at most 1")
     wait = models.Wait(timeout_s=options.timeout)
     return models.shadow(client, *models.pair(options.pair), options.share, wait, as_json=options.json)
+
+
+def _models_load(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    model = models.Load(*models.pair(options.pair), models.settings_of(options.set))
+    return models.load(client_of(options), model, models.Wait(timeout_s=options.timeout), as_json=options.json)
+
+
+def _models_unload(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    wait = models.Wait(timeout_s=options.timeout)
+    return models.unload(client_of(options), options.name, wait, as_json=options.json)
 
 
 def _models_rollback(options: argparse.Namespace) -> int:

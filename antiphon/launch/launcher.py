@@ -8,6 +8,7 @@ and a crash of a service does not affect the launcher.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -16,13 +17,14 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from antiphon.launch import devices, nats_server, other_machine, sockets
 from antiphon.launch.file_checks import check_files
 from antiphon.launch.output import Output, flush, print_line, use_format
 from antiphon.launch.readiness import ServerAddress, announce
 from antiphon.launch.run_directory import run_directory
-from antiphon.launch.served_models import models_of
+from antiphon.launch.served_models import loaded_model, models_of
 from antiphon.settings import (
     MODEL_SERVICES,
     SERVICES,
@@ -48,6 +50,9 @@ from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
 
+if TYPE_CHECKING:
+    from antiphon.shared.deployment.model_versions import ModelState, ModelVersion
+
 GRACE_S = limits.DRAIN_S + 5.0
 """Seconds that a service has to drain before it is killed."""
 FAILURE_GRACE_S = 5.0
@@ -69,13 +74,18 @@ FORCED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPlan:
-    """What is needed to start another version of a model. `gpus`: as in `make_plan`; `visible`: all visible GPUs."""
+    """What is needed to start another version of a model, or another model.
+
+    `gpus`: as in `make_plan`; `visible`: all visible GPUs; `common`: the settings of the command line, for
+    models that are loaded; None: none can be loaded.
+    """
 
     models: list[ServeSettings]
     environ: Mapping[str, str]
     place: "Place"
     gpus: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
+    common: ServeSettings | None = None
 
     def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
         """Returns the processes of a version of a model. Blocks; a download from the hub may take long.
@@ -89,20 +99,59 @@ class VersionPlan:
         from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
-        files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
-        # Clients may go on to use the path of the first version.
-        aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
-        own = {
-            "model": directory,
-            "served_model_name": name,
-            "served_model_alias": ",".join(aliases[: limits.MODEL_ALIASES_MAX]),
-        }
-        model = located(replace(first, **{**dict.fromkeys(files, ""), **own}))
-        model = replace(model, served_model_name=version_name(name, number))
+        model = self._located(_of_version(first, directory), version_name(name, number))
+        gpus = self._gpus(name, model)
+        return list(_model_specs([model], self.environ, self.place, gpus, _num_engines(self.models)))
+
+    def loaded(
+        self, name: str, number: int, directory: str, entry: Mapping[str, object], running: Sequence[ChildSpec]
+    ) -> list[ChildSpec]:
+        """Returns the processes of a version of a model that an order has loaded, as `specs` does.
+
+        `entry`: the settings of the order, as in a file of models. `running`: all processes here; the model gets GPUs
+        that none of them uses or, if there are too few, those that the fewest use.
+        """
+        from antiphon.shared.deployment.model_versions import version_name
+
+        if self.common is None:
+            raise SettingsError("this server was started with a role, and loads no further models")
+        model = loaded_model(self.common, name, entry, self.models)
+        if directory != given_model(model):
+            model = _of_version(model, directory)
+        model = self._located(model, version_name(name, number))
+        world.check_devices(model.parallel, model.engines, len(self.visible))
+        needed = [world.local_size(model.parallel) for _ in engine_roles(model)]
+        on_cpu = model.execution.device == "cpu" or not self.visible
+        gpus = () if on_cpu else devices.beside(needed, self.visible, self._used(running))
+        engines = len(needed) + sum(spec.service == "engine" for spec in running)
+        return list(_model_specs([model], self.environ, self.place, gpus, engines))
+
+    def of_version(
+        self, state: "ModelState", version: "ModelVersion", running: Sequence[ChildSpec]
+    ) -> Sequence[ChildSpec]:
+        """Returns the processes of a version of any model: see `specs` and `loaded`."""
+        if not state.settings:
+            return self.specs(state.name, version.number, version.directory)
+        return self.loaded(state.name, version.number, version.directory, json.loads(state.settings), running)
+
+    def _located(self, model: ServeSettings, internal: str) -> ServeSettings:
+        model = replace(located(model), served_model_name=internal)
         check(model)
         check_files(model, self.environ)
-        gpus = self._gpus(name, model)
-        return list(_model_specs([model], self.environ, self.place, gpus, self.models))
+        return model
+
+    def _used(self, running: Sequence[ChildSpec]) -> Iterator[str]:
+        """Yields the GPUs of the running engines. One that chose its own takes the first ones."""
+        everywhere = self.environ.get(devices.VARIABLE)
+        for spec in running:
+            given = (spec.environ or {}).get(devices.VARIABLE)
+            if spec.service == "engine" and given != everywhere and given:
+                yield from given.split(",")
+            elif spec.service == "engine":
+                names = spec.model, spec.model.rpartition("@")[0]  # of a model, or of a version of it
+                for model in self.models:
+                    if model_name(model) in names and model.execution.device != "cpu":
+                        yield from self.visible[: world.local_size(model.parallel)]
 
     def _gpus(self, name: str, model: ServeSettings) -> Sequence[str]:
         taken = {one for ids in self.gpus for one in ids.split(",")}
@@ -115,6 +164,19 @@ class VersionPlan:
                 for one in self.models
             }
             return own[name]
+
+
+def _of_version(first: ServeSettings, directory: str) -> ServeSettings:
+    """Returns the settings of another version of a model, without those that name the model's files."""
+    files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
+    # Clients may go on to use the path of the first version.
+    aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
+    own = {
+        "model": directory,
+        "served_model_name": model_name(first),
+        "served_model_alias": ",".join(aliases[: limits.MODEL_ALIASES_MAX]),
+    }
+    return replace(first, **{**dict.fromkeys(files, ""), **own})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +235,7 @@ def _serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         directory = stack.enter_context(run_directory())
         plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
         if plan.versions is not None:
-            plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible)))
+            plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible), common=settings))
         return asyncio.run(run_plan(plan, listeners))
 
 
@@ -238,7 +300,7 @@ def make_plan(
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
     # The server would also work with engines of one role only, but without disaggregation, so it waits for all engines.
-    engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
+    engines = _num_engines(models) if any(model.prefill for model in models) else 0
     versions = VersionPlan(models=list(models), environ=environ, place=place, gpus=tuple(gpus))
     stores = _keeper_settings(first, place)
     return Plan(
@@ -312,18 +374,18 @@ def _model_specs(
     environ: Mapping[str, str],
     place: Place,
     gpus: Sequence[str],
-    beside: Sequence[ServeSettings] = (),
+    of_all: int = 0,
 ) -> Iterator[ChildSpec]:
     """Yields the processes of each model: tokenizers, engines, detokenizers, and image services with `--enable-mm`.
 
-    The processes of the first model have plain names (`engine-1`); for other models, or if other models run `beside`
-    them, the model's name comes first.
+    The processes of the first model have plain names (`engine-1`); for other models, or if other models run beside
+    them, the model's name comes first. `of_all`: the number of engines with those of the models beside them; 0: none.
     """
     free, port, num_engines = iter(gpus), models[0].parallel.master_port, 0
-    engines = sum(len(engine_roles(model)) for model in beside or models)
+    engines = of_all or _num_engines(models)
     for number, model in enumerate(models):
         name = model_name(model)
-        prefix = f"{model_token(name)}-" if number or beside else ""
+        prefix = f"{model_token(name)}-" if number or of_all else ""
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
         for service in MODEL_SERVICES:
             for child, role in _replicas(service, model):
@@ -337,6 +399,10 @@ def _model_specs(
                     num_engines += 1
                 spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
+
+
+def _num_engines(models: Sequence[ServeSettings]) -> int:
+    return sum(len(engine_roles(model)) for model in models)
 
 
 def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
@@ -488,7 +554,9 @@ async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[No
     try:
         async with announced_deaths(fleet, where) as host:
             try:
-                await supervisor.run(host, fleet, print_line, directories=directories, keep_s=keep_s, specs=plan.specs)
+                await supervisor.run(
+                    host, fleet, print_line, directories=directories, keep_s=keep_s, specs=plan.of_version
+                )
             except Exception as error:  # the server continues without changes of versions; deaths are still announced
                 tell(error)
                 await asyncio.get_running_loop().create_future()

@@ -1,9 +1,12 @@
-"""The launcher's actor on the bus: starts versions of models, switches between them, and ends unused ones.
+"""The launcher's actor on the bus: starts versions of models, switches between them, loads and unloads models.
 
 A new version starts beside the active one. When all its processes are ready it becomes active, and the gateways are
 informed at once. Running requests stay with the version on which they began. The former version keeps running for a
 while, for a rollback, and is stopped when it has no work. If a process of a starting version ends, the version has
 failed: its processes are stopped, and nothing else changes.
+
+A model that is loaded by an order is a model without an active version until its first version is ready. A model that
+is unloaded has none any more: its versions end when they have no work.
 """
 
 import asyncio
@@ -22,7 +25,6 @@ from antiphon.shared.bus.key_value import StoreUnavailableError
 from antiphon.shared.deployment.model_versions import (
     DECODER,
     ENCODER,
-    VERSIONS_MAX,
     ModelState,
     ModelStates,
     ModelVersion,
@@ -35,6 +37,7 @@ from antiphon.shared.messages import ChangeModel, ModelsChanged
 from antiphon.shared.subjects import LAUNCHER_QUEUE
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
+from antiphon.versions import orders
 from antiphon.versions.watch import MemberWatch
 
 log = logging.getLogger(__name__)
@@ -44,10 +47,12 @@ IDLE_S = 2.0
 SYNC_S = 2.0
 """Interval in seconds at which the launcher rewrites state lost by the store and reads other launchers' changes."""
 STOP_S = 10.0
+LOOK_S = 1.0
+"""Seconds for which heartbeats are awaited to see whether other launchers serve a model that failed here."""
 
 
-Specs = Callable[[str, int, str], Sequence[ChildSpec]]
-"""Returns the processes of a version, for a model's name, a number and a directory. Blocks. Raises SettingsError."""
+Specs = Callable[[ModelState, ModelVersion, Sequence[ChildSpec]], Sequence[ChildSpec]]
+"""Returns the processes of a version of a model beside the processes that run. Blocks. Raises SettingsError."""
 
 
 async def run(
@@ -97,10 +102,12 @@ class ModelSupervisor(Actor):
 
     async def keep_in_sync(self) -> None:
         """Follows the store and rewrites lost state. Runs until cancelled."""
-        warned = False
+        warned, is_first = False, True
         while True:
             try:
                 states = await self._store.read()
+                if is_first:
+                    states, is_first = await self._take_back(states), False
                 if states.changes > self._states.changes:
                     self._follow(states)
                 elif states.changes < self._states.changes:
@@ -111,6 +118,15 @@ class ModelSupervisor(Actor):
                     self._sink("antiphon", f"the versions of models are not stored: {error}")
                 warned = True
             await asyncio.sleep(SYNC_S)
+
+    async def _take_back(self, states: ModelStates) -> ModelStates:
+        """Serves the unloaded models again with which this launcher was started. Returns the states after it."""
+        unloaded = [one for one in states.models if one.name in self._directories and not one.is_served]
+        for state in unloaded:
+            states = states.replaced(orders.taken_back(state, self._directories[state.name], int(time.time())))
+        if unloaded:
+            await self._publish(states)
+        return states
 
     async def cancel(self) -> None:
         """Ends all tasks. The fleet stops the processes."""
@@ -125,10 +141,15 @@ class ModelSupervisor(Actor):
     async def on_change(self, envelope: Envelope[ChangeModel]) -> ModelsChanged:
         """Executes an order or begins its execution. Raises ServiceError if it is invalid."""
         order = envelope.message
-        if order.model not in self._directories:
-            known = ", ".join(map(repr, self._directories))
+        served = orders.served(self._states, self._directories)
+        if order.action == "load":
+            await self._load(order.model, order.directory, order.settings)
+        elif order.model not in served or not self._is_own(order.model):
+            known = ", ".join(map(repr, served))
             raise ServiceError("model_not_found", f"No model is called {order.model!r}. Models here: {known}.")
-        if order.action == "rollback":
+        elif order.action == "unload":
+            await self._unload(order.model)
+        elif order.action == "rollback":
             await self._roll_back(order.model)
         elif order.action == "unshadow":
             await self._end_shadow(order.model)
@@ -146,7 +167,7 @@ class ModelSupervisor(Actor):
 
     async def _set(self, name: str, directory: str, share: float) -> None:
         state = self._state(name)
-        if (starting := next((one for one in state.versions if one.state == "starting"), None)) is not None:
+        if (starting := state.starting) is not None:
             message = f"Version {starting.number} of {name!r} is starting ({starting.directory}): wait for it."
             raise ServiceError("invalid_value", message, param="model")
         if share and state.shadow is not None:
@@ -156,12 +177,32 @@ class ModelSupervisor(Actor):
         if there and not share:
             await self._activate(name, there[-1].number)
             return
-        number = max(one.number for one in state.versions) + 1
-        version = ModelVersion(
-            number=number, directory=directory, state="starting", created=int(time.time()), share=share
-        )
-        await self._change(_with(state, version))
+        version = _new_version(state, directory, share)
+        await self._change(orders.with_version(state, version))
         self._bring_up(name, version, leads=True)
+
+    async def _load(self, name: str, directory: str, settings: bytes) -> None:
+        orders.check_load(self._states, self._directories, name)
+        state = self._states.find(name)
+        version = _new_version(state, directory)
+        await self._change(orders.loading(state, name, version, settings))
+        self._bring_up(name, version, leads=True)
+
+    async def _unload(self, name: str) -> None:
+        """Withdraws a model from clients at once, and ends its versions when they have no work."""
+        orders.check_unload(self._states, self._directories, name)
+        state = self._state(name)
+        await self._change(orders.unloaded(state))
+        for version in state.versions:
+            key = name, version.number
+            if version.state == "starting" or version.share:
+                await self._end(name, version.number, "ended", orders.UNLOADED)
+            elif version.state == "ready":
+                running = self._running.setdefault(key, _Running())
+                if running.task is not None:  # it waits for a rollback, which nobody can order any more
+                    running.task.cancel()
+                    running.task = None
+        self._tend(self._state(name))
 
     async def _roll_back(self, name: str) -> None:
         state = self._state(name)
@@ -193,7 +234,7 @@ class ModelSupervisor(Actor):
         internal = version_name(name, version.number)
         failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
         try:
-            specs = await asyncio.to_thread(self._specs, name, version.number, version.directory)
+            specs = await asyncio.to_thread(self._specs, self._state(name), version, self._fleet.specs())
         except SettingsError as error:
             await self._end(name, version.number, "failed", str(error), leads=leads)
             return
@@ -212,7 +253,8 @@ class ModelSupervisor(Actor):
         self._fleet.on_failure[internal] = lambda failure: self._lost(name, version.number, failure)
         self._sink("antiphon", f"version {version.number} of {name} is ready ({version.directory})")
         if leads and version.share:
-            await self._change(_with(self._state(name), msgspec.structs.replace(version, state="ready")))
+            ready = msgspec.structs.replace(version, state="ready")
+            await self._change(orders.with_version(self._state(name), ready))
         elif leads:
             await self._activate(name, version.number)
 
@@ -221,7 +263,7 @@ class ModelSupervisor(Actor):
         state = self._state(name)
         version = state.version(number)
         assert version is not None
-        state = _with(state, msgspec.structs.replace(version, state="ready", share=0.0))
+        state = orders.with_version(state, msgspec.structs.replace(version, state="ready", share=0.0))
         if state.active != number:
             state = msgspec.structs.replace(state, active=number, former=state.active)
         await self._change(state)
@@ -232,6 +274,20 @@ class ModelSupervisor(Actor):
         """Handles a process of an inactive version that was given up."""
         self._spawn(self._end(name, number, "ended", failure.message))
 
+    async def _fail(self, name: str, number: int, failure: Failure) -> None:
+        """Ends the active version of a loaded model that cannot go on. Unloads the model if nobody else serves it."""
+        services, internal = self._running[name, number].services, version_name(name, number)
+        await self._end(name, number, "failed", failure.message, leads=False)
+        await self._fleet.stop_model(internal, STOP_S)
+        async with self._watch.watching():
+            await asyncio.sleep(LOOK_S)
+            is_elsewhere = self._watch.is_ready(internal, set(services))
+        state = self._state(name)
+        if state.active == number and not is_elsewhere:
+            version = next(one for one in state.versions if one.number == number)
+            version = msgspec.structs.replace(version, state="failed", reason=failure.message)
+            await self._change(orders.unloaded(orders.with_version(state, version)))
+
     # --- ending versions ---
 
     def _tend(self, state: ModelState) -> None:
@@ -241,12 +297,16 @@ class ModelSupervisor(Actor):
             if name != state.name or version is None or version.state == "starting":
                 continue
             internal = version_name(name, number)
-            if number == state.active or version.share:
+            if number == state.active or (version.share and state.active):
                 if running.task is not None:
                     running.task.cancel()
                     running.task = None
                 if number == state.active:
                     self._fleet.on_failure.pop(internal, None)
+                    if state.settings:
+                        self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._spawn(
+                            self._fail(n, k, failure)
+                        )
             elif running.task is None:
                 self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._lost(n, k, failure)
                 running.task = self._track(self._end_when_unused(name, number))
@@ -254,7 +314,7 @@ class ModelSupervisor(Actor):
     async def _end_when_unused(self, name: str, number: int) -> None:
         internal, idle_since = version_name(name, number), None
         version = self._state(name).version(number)
-        if version is not None and version.state == "ready":
+        if version is not None and version.state == "ready" and self._state(name).active:
             await asyncio.sleep(self._keep_s)
         async with self._watch.watching():
             idle_since = time.monotonic()
@@ -263,7 +323,8 @@ class ModelSupervisor(Actor):
                 if not self._watch.is_idle(internal):
                     idle_since = time.monotonic()
         self._running[name, number].task = None
-        await self._end(name, number, "ended", "another version has taken its place")
+        reason = "another version has taken its place" if self._state(name).active else orders.UNLOADED
+        await self._end(name, number, "ended", reason)
 
     async def _end(self, name: str, number: int, into: Any, reason: str, *, leads: bool = True) -> None:
         """Stops the processes of a version, and records why if this launcher `leads`."""
@@ -273,7 +334,8 @@ class ModelSupervisor(Actor):
         if running is not None and running.task is not None and running.task is not asyncio.current_task():
             running.task.cancel()
         if leads and version is not None and version.state in ("starting", "ready"):
-            await self._change(_with(state, msgspec.structs.replace(version, state=into, reason=reason)))
+            ended = msgspec.structs.replace(version, state=into, reason=reason)
+            await self._change(orders.with_version(state, ended))
         self._sink("antiphon", f"version {number} of {name} {into}: {reason}")
         self._spawn(self._fleet.stop_model(version_name(name, number), STOP_S))
 
@@ -283,28 +345,38 @@ class ModelSupervisor(Actor):
         known = self._states.find(name)
         if known is not None:
             return known
-        return ModelState(
-            name,
-            1,
-            (ModelVersion(number=1, directory=self._directories[name], state="ready", created=int(time.time())),),
-        )
+        if name not in self._directories:
+            return ModelState(name=name, active=0, versions=())
+        version = ModelVersion(number=1, directory=self._directories[name], state="ready", created=int(time.time()))
+        return ModelState(name=name, active=1, versions=(version,))
+
+    def _is_own(self, name: str) -> bool:
+        """Whether this launcher starts the model's processes: it was started with it, or an order has loaded it."""
+        return name in self._directories or bool(self._state(name).settings)
 
     async def _change(self, state: ModelState) -> None:
         """Publishes the state, then stores it. If the store does not answer, `keep_in_sync` repeats this later."""
         self._states = self._states.replaced(state)
-        await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(self._states)))
+        await self._publish(self._states)
+
+    async def _publish(self, states: ModelStates) -> None:
+        await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(states)))
         with contextlib.suppress(StoreUnavailableError):
-            await self._store.write(self._states)
+            await self._store.write(states)
 
     def _follow(self, states: ModelStates) -> None:
         """Follows another launcher: starts the versions that it has started, and ends those that it has ended."""
         self._states = states
+        for name, number in list(self._running):
+            if name not in self._directories and states.find(name) is None:
+                self._spawn(self._end(name, number, "ended", orders.UNLOADED, leads=False))
         for state in states.models:
-            if state.name not in self._directories:
+            if not self._is_own(state.name):
                 continue
             for version in state.versions:
                 here = (state.name, version.number) in self._running
-                if version.state in ("starting", "ready") and not here:
+                is_wanted = version.state == "starting" or (version.state == "ready" and state.active)
+                if is_wanted and not here:
                     self._bring_up(state.name, version, leads=False)
                 elif version.state in ("failed", "ended") and here:
                     self._spawn(self._end(state.name, version.number, version.state, version.reason, leads=False))
@@ -324,9 +396,6 @@ class ModelSupervisor(Actor):
             self._sink("antiphon", f"a version of a model could not be started or ended: {error!r}")
 
 
-def _with(state: ModelState, version: ModelVersion) -> ModelState:
-    """Returns the state with this version added or changed; the oldest ended ones are dropped beyond VERSIONS_MAX."""
-    versions = [one for one in state.versions if one.number != version.number]
-    versions = sorted([*versions, version], key=lambda one: one.number)
-    over = [one for one in versions if one.state in ("failed", "ended")][: max(0, len(versions) - VERSIONS_MAX)]
-    return msgspec.structs.replace(state, versions=tuple(one for one in versions if one not in over))
+def _new_version(state: ModelState | None, directory: str, share: float = 0.0) -> ModelVersion:
+    number = orders.next_number(state)
+    return ModelVersion(number=number, directory=directory, state="starting", created=int(time.time()), share=share)

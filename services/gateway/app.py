@@ -123,7 +123,7 @@ def create_app(
     HistoryEndpoint(history).add(routes)
     ConsolePage().add(routes)
     EngineEndpoints(engine_controls).add(routes)
-    ModelEndpoints(versions, guests).add(routes)
+    ModelEndpoints(versions, guests, backend).add(routes)
     if not settings.use_openai:
         _refuse_apis(app)
     routes.describe()

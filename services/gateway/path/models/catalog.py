@@ -238,7 +238,8 @@ class ModelCatalog:
         if not wanted and len(known) == 1:
             wanted = self._public(known[0]) or ""
         serving = wanted if self._versions is None else self._versions.serving(wanted)
-        if wanted and (wanted in map(self._public, known) or wanted == self._default):
+        is_withdrawn = self._versions is not None and self._versions.is_withdrawn(wanted)
+        if wanted and not is_withdrawn and (wanted in map(self._public, known) or wanted == self._default):
             lacks = _missing(serving, self._ready(recent=True))
             message = f"No {' and no '.join(lacks)} is ready for the model {wanted!r}. Try again shortly."
             return ServiceError(f"no_{lacks[0]}", message, retry_after_s=RETRY_AFTER_S)
