@@ -40,7 +40,8 @@ from bench.gpu.parts import ERROR_CHARS, Found, said
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = (
-    "fastapi", "gguf", "httptools", "huggingface_hub", "jinja2", "llguidance", "msgpack", "msgspec", "nats", "numpy",
+    "cryptography", "fastapi", "gguf", "httptools", "huggingface_hub", "jinja2", "llguidance", "msgpack", "msgspec",
+    "nats", "numpy",
     "opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk", "PIL", "prometheus_client", "pydantic",
     "safetensors", "starlette", "tokenizers", "tqdm", "transformers", "uvicorn", "websockets",
 )  # fmt: skip

@@ -571,6 +571,8 @@ KV_TIER_TOKENS_MIN = 256
 are computed in about the time of a read."""
 KV_STORES_MAX = 2048
 """Blocks that wait to be written to the disk. Further ones are not written."""
+KV_KEEP_S_MAX = 24 * 3600.0
+"""How long a request can have the KV of its prompt kept on the disk, seconds."""
 KV_COPIES_WAITING_MAX = 16_384
 """Stored blocks whose copies wait to be sent to another engine. Further ones are not copied."""
 KV_COPIES_KNOWN_MAX = 65_536

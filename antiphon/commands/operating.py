@@ -1,4 +1,4 @@
-"""The commands for operators: of engines and models, and `replay`, `fork`, `record` about recorded requests."""
+"""The commands for operators: of engines and models, and of recorded requests, which may travel to other servers."""
 
 import argparse
 from pathlib import Path
@@ -9,6 +9,7 @@ from antiphon.shared.flags import SettingsError
 from antiphon.terminal.address import server_flags
 
 ADMIN = "API key with the scope 'admin'"
+_KEY_HELP = "file with the key, 12 or more characters (default: ANTIPHON_SESSION_KEY)"
 
 
 def _drain_flags(parser: Parser) -> None:
@@ -199,6 +200,70 @@ def _record(options: argparse.Namespace) -> int:
     return replay.save(client_of(options), options.request, options.file, as_json=options.json)
 
 
+def _session_flags(parser: Parser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=Parser)
+
+    def add(name: str, help: str, run: Run) -> argparse.ArgumentParser:
+        made = kinds.add_parser(name, help=help, description=help)
+        server_flags(made)
+        made.set_defaults(run=run)
+        return made
+
+    out = add("export", "write a generation with its KV to an encrypted file", _session_export)
+    out.add_argument("id", metavar="ID", help="id of a request, of its answer, or of a session")
+    out.add_argument("file", metavar="FILE", type=Path, help="where to write it")
+    out.add_argument("--key-file", default="", metavar="FILE", help=_KEY_HELP)
+    load = add("import", "read such a file, and print the session's id at this server", _session_import)
+    load.add_argument("file", metavar="FILE", type=Path, help="a file of `antiphon session export`")
+    load.add_argument("--key-file", default="", metavar="FILE", help=_KEY_HELP)
+    goes_on = add("continue", "let an output that was cut go on, or ask for the next turn", _session_continue)
+    goes_on.add_argument("id", metavar="ID", help="id of the session")
+    goes_on.add_argument("--message", default=None, metavar="TEXT", help="the user's next message of a chat")
+    goes_on.add_argument("--prompt", default=None, metavar="TEXT", help="text that follows the output as it is")
+    goes_on.add_argument("--index", type=int, default=None, help="which output of the session (default: the first)")
+    goes_on.add_argument("--max-tokens", type=int, default=None, help="length of the output (default: as recorded)")
+    add("list", "show the sessions of the API key", _session_list)
+    gone = add("delete", "delete a session at the server; its files stay valid", _session_delete)
+    gone.add_argument("id", metavar="ID", help="id of the session")
+
+
+def _session_export(options: argparse.Namespace) -> int:
+    from antiphon.operate import sessions
+
+    key = sessions.key_of(options.key_file)
+    return sessions.export(client_of(options), options.id, options.file, key, as_json=options.json)
+
+
+def _session_import(options: argparse.Namespace) -> int:
+    from antiphon.operate import sessions
+
+    return sessions.load(client_of(options), options.file, sessions.key_of(options.key_file), as_json=options.json)
+
+
+def _session_continue(options: argparse.Namespace) -> int:
+    from antiphon.operate import sessions
+
+    if options.message is not None and options.prompt is not None:
+        raise SettingsError("--prompt cannot be given together with --message")
+    names = ("index", "prompt", "max_tokens")
+    body = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.message is not None:
+        body["messages"] = [{"role": "user", "content": options.message}]
+    return sessions.proceed(client_of(options), options.id, body, as_json=options.json)
+
+
+def _session_list(options: argparse.Namespace) -> int:
+    from antiphon.operate import sessions
+
+    return sessions.list_all(client_of(options), as_json=options.json)
+
+
+def _session_delete(options: argparse.Namespace) -> int:
+    from antiphon.operate import sessions
+
+    return sessions.delete(client_of(options), options.id, as_json=options.json)
+
+
 COMMANDS = (
     Command(
         name="drain",
@@ -255,5 +320,12 @@ COMMANDS = (
         help="keep a recorded request in a file",
         run=_record,
         flags=_record_flags,
+    ),
+    Command(
+        name="session",
+        audience="operators",
+        help="export generations to files, import and continue them",
+        run=_session_list,
+        flags=_session_flags,
     ),
 )

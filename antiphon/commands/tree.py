@@ -1,6 +1,6 @@
 """All commands, in the order of the overview, and the parser that is made of them."""
 
-from antiphon.commands import about, looking, machines, measuring, on_disk, operating, serving, talking, travelling
+from antiphon.commands import about, looking, machines, measuring, on_disk, operating, serving, talking
 from antiphon.commands.command import Audience, Command, add_json
 from antiphon.commands.parser import Parser
 from antiphon.shared.version import __version__
@@ -16,7 +16,6 @@ COMMANDS: tuple[Command, ...] = (
     *on_disk.COMMANDS,
     *looking.COMMANDS,
     *operating.COMMANDS,
-    *travelling.COMMANDS,
     *machines.COMMANDS,
     *measuring.COMMANDS,
     *about.COMMANDS,

@@ -135,7 +135,7 @@ class EngineActor(Actor):
         resend = envelope.message
         entry = self.sequences.get(resend.sequence_id, resend.attempt)
         if entry is not None:
-            self._replay(entry, resend.position)
+            _replay(self.publisher, self.sequences, entry, resend.position)
 
     @handles(Retarget)
     def on_retarget(self, envelope: Envelope[Retarget]) -> Ack:
@@ -148,7 +148,7 @@ class EngineActor(Actor):
         if entry is None:
             raise ServiceError("not_found", "The engine does not hold this sequence.")
         entry.reply_subject = retarget.reply_subject
-        self._replay(entry, retarget.position)
+        _replay(self.publisher, self.sequences, entry, retarget.position)
         return Ack(retarget.sequence_id)
 
     @handles(Withdraw)
@@ -330,10 +330,6 @@ class EngineActor(Actor):
         self._abort(core_id(sequence_id, attempt))
         self.records.ended(core_id(sequence_id, attempt), reason)
 
-    def _replay(self, entry: Entry, position: int) -> None:
-        if entry.reply_subject:
-            self.publisher.tokens(entry.reply_subject, 0, self.sequences.replay(entry, position))
-
     def _now(self) -> float:
         return self._host.clock.monotonic()
 
@@ -343,6 +339,11 @@ def _token_events(outcome: Outcome, table: SequenceTable) -> list[TokenEvent]:
     if table.get(sequence_id, attempt) is None:
         return []
     return token_events(outcome, sequence_id, attempt)
+
+
+def _replay(publisher: Publisher, sequences: SequenceTable, entry: Entry, position: int) -> None:
+    if entry.reply_subject:
+        publisher.tokens(entry.reply_subject, 0, sequences.replay(entry, position))
 
 
 def _refusal(core_sequence_id: str, error: ServiceError, table: SequenceTable) -> TokenEvent | None:

@@ -17,6 +17,7 @@ from antiphon.services.engine.grammar_gate import LoadAdapter
 from antiphon.services.engine.images import ImageLoader
 from antiphon.services.engine.records.sequences import SequenceRecords
 from antiphon.services.engine.sequence_table import SequenceTable, core_id, of_core
+from antiphon.shared import limits
 from antiphon.shared.actors.host import Host
 from antiphon.shared.blocks import split_hashes
 from antiphon.shared.codec import unpack_ids
@@ -121,6 +122,7 @@ class Admission:
             kv_source=submit.kv_source if self._loop.exchanges_kv else None,
             kv_transfer_id=submit.kv_transfer_id,
             idle_until_s=now + submit.idle_s if submit.idle_s > 0 else 0.0,
+            kv_keep_s=min(max(submit.kv_keep_s, 0.0), limits.KV_KEEP_S_MAX),
         )
 
     def _adapter(self, submit: Submit) -> LoadedAdapter | LoadAdapter:

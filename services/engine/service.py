@@ -98,8 +98,7 @@ class EngineService:
         self.blocks = BlockFeed(host, self._call_on_core, self.actor.publisher)
         self.actor.also_handles(self.blocks)
         self._refresh()
-        self._peers = self._make_peers(host)
-        self._sessions = self._make_sessions(host)
+        self._peers, self._sessions = self._make_kv_actors(host)
         side_actors = self._adapters, self._peers, self._sessions
         self._side_actors = [each for each in side_actors if each is not None]
         for each in self._side_actors:
@@ -334,15 +333,12 @@ class EngineService:
         kept = (settings.adapters.max_cpu_loras or 0) + (settings.adapters.max_prompt_adapters or 0)
         return AdapterActor(host, library, model_name(settings), modules, kept, settings.adapters.lora_root)
 
-    def _make_peers(self, host: Host) -> PeerActor | None:
+    def _make_kv_actors(self, host: Host) -> tuple[PeerActor | None, SessionActor | None]:
         connector = self.engine.connector
-        if connector is None or connector.keeper is None:
-            return None
-        return PeerActor(host, connector, self.status)
-
-    def _make_sessions(self, host: Host) -> SessionActor | None:
-        connector = self.engine.connector
-        return None if connector is None or connector.tier is None else SessionActor(host, connector.tier)
+        if connector is None or connector.tier is None:
+            return None, None
+        peers = PeerActor(host, connector, self.status) if connector.keeper is not None else None
+        return peers, SessionActor(host, connector.tier)
 
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()

@@ -73,6 +73,9 @@ class Submit(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     idle_s: float = 0.0
     """Seconds for which the sequence is in the idle lane, in which sequences outside the lane preempt it. 0: it is not
     in the lane."""
+    kv_keep_s: float = 0.0
+    """Seconds for which the KV of the prompt is to be kept on the engine's disk, if it has one; at most
+    `limits.KV_KEEP_S_MAX`. 0: as long as there is room."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):

@@ -185,8 +185,8 @@ class Core:
         a plan in flight.
         """
         plan = self.scheduler.schedule(now_s, urgent_canary=urgent_canary)
-        if not plan.empty:
-            self.tier.planned(now_s)
+        if self.tier.stored is not None and not plan.empty:
+            self.tier.pace.planned(now_s)
         return plan
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
@@ -246,7 +246,8 @@ class Core:
     def _step_ended(self, plan: StepPlan, result: StepResult, now_s: float) -> None:
         self._num_applied = self.states.num_applied = plan.step
         num_accepted = sum(max(0, len(given) - 1) for given in result.token_ids)
-        self.tier.applied(plan.num_tokens, now_s)
+        if self.tier.stored is not None:
+            self.tier.pace.applied(plan.num_tokens, now_s)
         self.scheduler.step_ended(plan.step, now_s, num_accepted, result.draft_s)
 
     def scheduled_ids(self, plan: StepPlan) -> list[str]:

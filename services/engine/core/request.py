@@ -72,6 +72,9 @@ class SequenceSpec:
     """Time of the caller's clock until which the sequence is in the idle lane (`lanes.idle`), where other sequences
     preempt it; 0: it is an ordinary sequence.
     """
+    kv_keep_s: float = 0.0
+    """How long the KV of the prompt is to be kept below the KV cache (`kv.tier`), seconds; 0: as long as there is room.
+    """
 
     @property
     def num_prompt_tokens(self) -> int:

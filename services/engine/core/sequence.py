@@ -108,6 +108,8 @@ class Sequence:
     """Whether its host blocks came from the tier below the KV cache: these count as cached."""
     num_stored_blocks: int = 0
     """Number of leading blocks that are stored below the KV cache (`kv.tier`), or have been passed on for that."""
+    kv_keep_s: float = 0.0
+    """See `SequenceSpec.kv_keep_s`."""
     siblings: list["Sequence"] = field(default_factory=list["Sequence"])
     """Sequences that may have a prefix in common with this one.
 
@@ -312,4 +314,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         images=spec.images,
         canary=spec.canary,
         idle_until_s=spec.idle_until_s,
+        kv_keep_s=spec.kv_keep_s,
     )

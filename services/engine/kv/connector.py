@@ -195,6 +195,8 @@ class KvConnector:
         if self.tier is not None:
             for store in meta.stores:
                 self.tier.take(store)
+            for pin in meta.pins:
+                self.tier.pin(pin)
         if self.copies is not None and meta.kept:
             self.copies.offer(meta.kept)
         for order in meta.loads:

@@ -240,6 +240,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     service_tier: str = ""
     """The tier that the answer names, FLEX or `default`; empty: the request asked for none."""
+    kv_keep_s: float = 0.0
+    """How long the KV of the prompts is to be kept on the engine's disk, seconds; 0: as long as there is room."""
     origin: Origin = msgspec.field(default_factory=Origin)
     guests: GuestOptions = GuestOptions()
 
@@ -359,6 +361,8 @@ class ModelCard:
     """What its files say about it, as one of its engines has read them."""
     content: str = ""
     """See `EngineStatus.content`."""
+    keeps_kv: bool = False
+    """Whether its engines keep KV on a disk."""
     version_name: str = ""
     """For a model with several versions: the bus name of the active version; else empty."""
 

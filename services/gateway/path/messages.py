@@ -142,6 +142,7 @@ class RequestMessages:
             adapter_version=self.card.adapter_version,
             images=prompt.images,
             idle_s=self._idle_s() if self.idle_until else 0.0,
+            kv_keep_s=request.kv_keep_s,
         )
 
     def _idle_s(self) -> float:

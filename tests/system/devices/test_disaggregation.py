@@ -360,7 +360,10 @@ def test_without_the_other_role_the_engines_that_are_left_serve(
         (("--decode=1",), "--prefill: --decode needs it too"),
         (("--prefill=1", "--decode=1", "--engines=2"), "leave out --engines"),
         (("--prefill=1", "--decode=1", "--swap-space=0"), "--swap-space: a decode engine receives KV"),
-        (("--kv-host=127.0.0.1",), "--kv-host and --kv-bind are for engines with --role=prefill"),
+        (
+            ("--kv-host=127.0.0.1",),
+            "--kv-host and --kv-bind are for engines with --role prefill or --kv-replicate peer",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(flags: tuple[str, ...], text: str, model: Path) -> None:

@@ -63,6 +63,15 @@ class KvStore(msgspec.Struct, frozen=True):
 
     hashes: tuple[bytes, ...]
     block_ids: tuple[int, ...]
+    keep_s: float = 0.0
+    """How long they are to be kept there, seconds; 0: as long as there is room."""
+
+
+class KvPin(msgspec.Struct, frozen=True):
+    """Names of blocks in the tier that are to be kept there for at least `keep_s` seconds from now on."""
+
+    hashes: tuple[bytes, ...]
+    keep_s: float
 
 
 class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +88,12 @@ class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[KvStore, ...] = ()
     kept: tuple[bytes, ...] = ()
     """Names of blocks in use that are stored, of which another engine is to have copies."""
+    pins: tuple[KvPin, ...] = ()
 
     def __bool__(self) -> bool:
         """Whether there are any commands."""
-        return any((self.opened, self.saves, self.dropped, self.loads, self.cancelled, self.stores, self.kept))
+        ours = self.opened, self.saves, self.dropped, self.loads, self.cancelled, self.stores, self.kept, self.pins
+        return any(ours)
 
 
 class KvLoaded(msgspec.Struct, frozen=True):
@@ -145,7 +156,10 @@ class KvTransfers:
         self._orders: list[KvLoad] = []
         self._cancelled: list[str] = []
         self._stores: list[KvStore] = []
-        self._kept: list[bytes] = []
+        self.kept: list[bytes] = []
+        """Names of stored blocks of which another engine is to have copies, for the next `plan_meta`."""
+        self.pins: list[KvPin] = []
+        """Stored blocks that are to be kept for a time, for the next `plan_meta`."""
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -399,10 +413,6 @@ class KvTransfers:
         self._saved.update(blocks)
         self._stores.append(order)
 
-    def keep(self, names: "SequenceOf[bytes]") -> None:
-        """Passes on the names of stored blocks of which another engine is to have copies."""
-        self._kept += names
-
     def end(self, sequence: Sequence) -> None:
         """Drops the transfer of a sequence that has ended, unless the whole prompt was saved."""
         num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
@@ -428,10 +438,11 @@ class KvTransfers:
 
     def plan_meta(self) -> KvMeta:
         """Returns the commands for the other half, and clears them here."""
-        lists = self._opened, self._saves, self._dropped, self._orders, self._cancelled, self._stores, self._kept
+        ours = self._opened, self._saves, self._dropped, self._orders, self._cancelled
+        lists = *ours, self._stores, self.kept, self.pins
         if not any(lists):
             return NOTHING
-        opened, saves, dropped, orders, cancelled, stores, kept = lists
+        opened, saves, dropped, orders, cancelled, stores, kept, pins = lists
         meta = KvMeta(
             opened=tuple(opened),
             saves=tuple(saves),
@@ -440,6 +451,7 @@ class KvTransfers:
             cancelled=tuple(cancelled),
             stores=tuple(stores),
             kept=tuple(kept),
+            pins=tuple(pins),
         )
         for each in lists:
             each.clear()

@@ -1,7 +1,8 @@
 """The tier below the KV cache: blocks that outlive the engine, on a disk. The scheduler's half, pure.
 
     load     a new sequence whose prefix is stored, beyond what is cached, waits until that is in host blocks
-    store    blocks are passed on to be written when they are published, those of answers too
+    store    blocks are passed on to be written when they are published, those of answers too; those of a prompt whose
+             request asks for it are kept there for a time (`Sequence.kv_keep_s`)
 
 Both are transfers (`kv_transfer`), with the tier in place of another engine. What is stored is known by the names of
 blocks (`stored`), which are chains over all tokens before, so that a name cannot stand for other content. Columns of
@@ -11,7 +12,7 @@ windows and snapshots of states are stored under their names. Called by `core`.
 from collections.abc import Container
 from collections.abc import Sequence as SequenceOf
 
-from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvStore, KvTransfers
+from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvPin, KvStore, KvTransfers
 from antiphon.services.engine.core.kv.pace import Pace
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
 from antiphon.services.engine.core.kv.windows import Windows
@@ -62,44 +63,48 @@ class KvTier:
         """Takes notice of how long a load from the tier took."""
         self.pace.has_read(result.num_blocks * self._block_size, result.took_s)
 
-    def planned(self, now_s: float) -> None:
-        """A step has been planned."""
-        if self.stored is not None:
-            self.pace.planned(now_s)
-
-    def applied(self, num_tokens: int, now_s: float) -> None:
-        """The oldest planned step has ended."""
-        if self.stored is not None:
-            self.pace.applied(num_tokens, now_s)
-
     def store(self, sequence: Sequence) -> None:
         """Passes on the blocks that have been published since the last call and are not stored."""
         if self.stored is None or not self._takes_part(sequence):
             return
+        pinned: list[bytes] = []
         for index in range(sequence.num_stored_blocks, sequence.num_published_blocks):
+            keep_s = sequence.kv_keep_s if (index + 1) * self._block_size <= sequence.num_prompt_tokens else 0.0
             name, block = sequence.block_hashes[index], sequence.block_table[index]
-            if not self._is_stored((name,)):
-                self._transfers.store(KvStore((name,), (block,)))
+            names = [name]
+            if not self._is_stored(names):
+                self._transfers.store(KvStore((name,), (block,), keep_s))
                 self._tally.kv_stored_tokens += self._block_size
-            self._store_ending(sequence, index, name, block)
+            names += self._store_ending(sequence, index, block, keep_s)
+            if keep_s:
+                pinned += names
+        if pinned:
+            # After the stores above: what they write is there by then.
+            self._transfers.pins.append(KvPin(tuple(pinned), sequence.kv_keep_s))
         sequence.num_stored_blocks = max(sequence.num_stored_blocks, sequence.num_published_blocks)
 
-    def _store_ending(self, sequence: Sequence, index: int, name: bytes, block: int) -> None:
-        """Passes on the column beside a block, and the snapshot of the state after it."""
-        if self._windows and index >= sequence.window_first and not self._is_stored(self._windows.names(name)):
-            column = self._windows.columns(sequence, index, index + 1)
-            self._transfers.store(KvStore(tuple(self._windows.names(name)), tuple(column)))
-        if self._pieces.count and not self._is_stored(self._pieces.names(name)):
-            numbers = self._pieces.to_send(block)
-            if numbers is not None:
-                self._transfers.store(KvStore(tuple(self._pieces.names(name)), tuple(numbers)))
+    def _store_ending(self, sequence: Sequence, index: int, block: int, keep_s: float) -> list[bytes]:
+        """Passes on the column beside a block, and the snapshot of the state after it. Returns their names."""
+        name, found = sequence.block_hashes[index], list[bytes]()
+        if self._windows and index >= sequence.window_first:
+            names = self._windows.names(name)
+            found += names
+            if not self._is_stored(names):
+                column = self._windows.columns(sequence, index, index + 1)
+                self._transfers.store(KvStore(tuple(names), tuple(column), keep_s))
+        if self._pieces.count:
+            names = self._pieces.names(name)
+            found += names
+            if not self._is_stored(names) and (numbers := self._pieces.to_send(block)) is not None:
+                self._transfers.store(KvStore(tuple(names), tuple(numbers), keep_s))
+        return found
 
     def _is_stored(self, names: SequenceOf[bytes]) -> bool:
         """Whether blocks in use that belong together are stored. If so, the engine with the copies has to have them."""
         assert self.stored is not None
         found = names[-1] in self.stored
         if found and self.is_copied:
-            self._transfers.keep(names)
+            self._transfers.kept += names
         return found
 
     def _takes_part(self, sequence: Sequence) -> bool:

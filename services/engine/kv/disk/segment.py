@@ -117,6 +117,11 @@ class Segment:
         self._lock = threading.Lock()
         self._num_readers, self._closed = 0, False
 
+    @property
+    def size(self) -> int:
+        """Bytes of both files, as far as blocks were appended here."""
+        return self.num_bytes + self._num_entries * ENTRY_BYTES
+
     def append(self, name: bytes, data: Bytes, num_tokens: int, checksum: int) -> Entry:
         """Writes a block and then its entry. Raises OSError; what was written of the block then does not count."""
         flat = data.reshape(-1).data

@@ -2,10 +2,11 @@
 
 Every engine appends to a segment of its own and reads those of all, also of engines that have ended. When the directory
 would exceed its bound, the segments that were read longest ago are deleted, except those that living engines write.
+Blocks that are to be kept for a time (`pins`) are written to segments of their own, beside the others.
 
     find       any thread
     read       the threads that read
-    append, refresh, close    the one thread that writes
+    append, keep, refresh, close    the one thread that writes
 """
 
 import errno
@@ -13,11 +14,13 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from antiphon.services.engine.kv.disk.segment import INDEX, SYSTEM, Entry, Files, Segment, is_alive, remove
+from antiphon.services.engine.kv.disk.pins import Pins, eviction_order, found_in, touch
+from antiphon.services.engine.kv.disk.segment import ENTRY_BYTES, INDEX, SYSTEM, Entry, Files, Segment, is_alive, remove
 from antiphon.services.engine.kv.pieces import Bytes
 
 log = logging.getLogger(__name__)
@@ -65,7 +68,9 @@ class Store:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._places: dict[bytes, Place] = {}
         self._segments: dict[str, Segment] = {}
-        self._own: Segment | None = None
+        self._pins = Pins(directory, max_bytes, self._segment_bytes)
+        self._own: dict[bool, Segment] = {}
+        """The segments that this engine appends to: one for blocks that are pinned, and one for the others."""
         self._not_before_s = 0.0
         self._used: dict[str, float] = {}
         """The segments that were read, and when they were last marked as used."""
@@ -105,26 +110,41 @@ class Store:
         """Removes a block from the index, because it is damaged."""
         self._places.pop(name, None)
 
-    def append(self, name: bytes, data: Bytes, num_tokens: int, checksum: int) -> bool:
+    def append(self, name: bytes, data: Bytes, num_tokens: int, checksum: int, keep_s: float = 0.0) -> bool:
         """Writes a block, unless it is there. Returns False if it could not be written.
 
-        After an error, such as a full disk, nothing is written for a while.
+        `keep_s`: how long it is to be kept, seconds, see `keep`; 0: as long as there is room. After an error, such as a
+        full disk, nothing is written for a while.
         """
         if name in self._places:
+            self.keep((name,), keep_s)
             return True
         if not self.writes:
             return False
         try:
-            segment = self._segment_for(data.nbytes)
+            segment = self._segment_for(data.nbytes, is_kept=keep_s > 0 and self._can_pin())
             if segment is None:
                 return False
             self._take(segment, segment.append(name, data, num_tokens, checksum))
+            self._pins.renew(segment.path.name)
         except OSError as error:
             reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
             log.warning("KV is not written to %s for %g s: %s", self._directory, _RETRY_S, reason)
             self._stop_writing()
             return False
+        self.keep((name,), keep_s)
         return True
+
+    def keep(self, names: Iterable[bytes], keep_s: float) -> None:
+        """Keeps those of the blocks that are there for at least `keep_s` seconds, with the others of their segments.
+
+        Other segments are deleted first. Nothing is kept that is damaged, or beyond half of the directory.
+        """
+        if keep_s <= 0:
+            return
+        until_s = time.time() + keep_s
+        for name in {place.segment.path.name for each in names if (place := self._places.get(each)) is not None}:
+            self._pins.set(name, until_s)
 
     def refresh(self) -> None:
         """Takes what other engines have written, forgets what they have deleted, marks segments as used."""
@@ -141,7 +161,8 @@ class Store:
         for name, marked_s in list(self._used.items()):
             if name in self._segments and now_s - marked_s >= _USED_S:
                 self._used[name] = now_s
-                _touch(self._directory / (name + INDEX))
+                touch(self._directory / (name + INDEX))
+        self._pins.refresh()
 
     def close(self) -> None:
         """Closes all files. Nothing may be read or written afterwards."""
@@ -154,7 +175,7 @@ class Store:
 
     def _read_index(self, name: str) -> None:
         segment = self._segments.get(name)
-        if segment is not None and (segment is self._own or not segment.grows):
+        if segment is not None and (segment in self._own.values() or not segment.grows):
             return
         try:
             if segment is None:
@@ -180,13 +201,20 @@ class Store:
             if (place := self._places.get(each)) is not None and place.segment is segment:
                 del self._places[each]
         self._used.pop(name, None)
+        self._pins.forget(name)
 
-    def _segment_for(self, num_bytes: int) -> Segment | None:
+    def _can_pin(self) -> bool:
+        """Whether a block can be pinned: in the segment for such blocks, or in a new one."""
+        own = self._own.get(True)
+        return self._pins.has_room() if own is None else self._pins.has_room(own.path.name)
+
+    def _segment_for(self, num_bytes: int, *, is_kept: bool) -> Segment | None:
         """Returns the segment to append to, a new one if the last is full; None if the directory has no room."""
-        if self._own is not None and self._own.num_bytes + num_bytes <= self._segment_bytes:
-            return self._own
-        self._finish()
-        if num_bytes > self._segment_bytes or not self._make_room():
+        own = self._own.get(is_kept)
+        if own is not None and own.size + num_bytes + ENTRY_BYTES <= self._segment_bytes:
+            return own
+        self._finish(is_kept)
+        if num_bytes + ENTRY_BYTES > self._segment_bytes or not self._make_room():
             log.warning(
                 "KV is not written to %s for %g s: --kv-disk-gb leaves no room beside what other engines write",
                 self._directory, _RETRY_S,
@@ -194,43 +222,34 @@ class Store:
             self._stop_writing()
             return None
         name = f"{time.time_ns():020d}-{os.getpid()}"
-        self._own = self._segments[name] = Segment(self._directory / name, is_own=True, files=self._files)
-        return self._own
+        own = self._own[is_kept] = self._segments[name] = Segment(
+            self._directory / name, is_own=True, files=self._files
+        )
+        return own
 
     def _stop_writing(self) -> None:
-        self._finish()
+        self._finish(False)
+        self._finish(True)
         self._not_before_s = time.monotonic() + _RETRY_S
 
-    def _finish(self) -> None:
-        if self._own is not None:
-            self._own.finish()
-            self._own = None
+    def _finish(self, is_kept: bool) -> None:
+        if (own := self._own.pop(is_kept, None)) is not None:
+            own.finish()
 
     def _make_room(self) -> bool:
-        """Deletes the segments that were used longest ago until a further one fits. Returns whether it does."""
-        sizes, used = dict[str, int](), dict[str, float]()
-        for path in self._directory.iterdir():
-            try:
-                found = path.stat()
-            except FileNotFoundError:
-                continue
-            sizes[path.stem] = sizes.get(path.stem, 0) + found.st_size
-            used[path.stem] = max(used.get(path.stem, 0.0), found.st_mtime)
-        total, count = sum(sizes.values()) + self._segment_bytes, len(sizes) + 1
-        for name in sorted(used, key=lambda name: used[name]):
+        """Deletes segments until a further one fits. Returns whether it does."""
+        found = found_in(self._directory)
+        # Segments that grow will be as large as the new one.
+        living = {name for name in found if is_alive(self._directory / name)}
+        total = (1 + len(living)) * self._segment_bytes
+        total, count = total + sum(found[name].size for name in found.keys() - living), len(found) + 1
+        for name in eviction_order(found, self._max_bytes, time.time()):
             if total <= self._max_bytes and count <= _SEGMENTS_MAX:
                 break
-            if is_alive(self._directory / name):
+            if name in living:
                 continue
             remove(self._directory / name)
             if name in self._segments:
                 self._drop(name)
-            total, count = total - sizes[name], count - 1
+            total, count = total - found[name].size, count - 1
         return total <= self._max_bytes and count <= _SEGMENTS_MAX
-
-
-def _touch(path: Path) -> None:
-    try:
-        os.utime(path)
-    except OSError as error:
-        log.debug("%s is not marked as used: %s", path, error)

@@ -3,6 +3,7 @@
     write   a thread copies each block out of the KV cache, which it then gives back, and appends it to the store
     read    threads read blocks from the disk; the loop of `connector` writes them to host blocks and compares checksums
     keep    the writing thread appends a block of another machine's engine (`peers`)
+    pin     the writing thread has blocks that are there kept for a time
 
 If a block is missing or damaged, or if the disk is silent for `KV_SILENCE_S`, a load ends with the blocks before, and
 the engine computes the rest. A thread that a disk keeps waiting holds only its own buffer, so nothing is written to a
@@ -23,7 +24,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvStore
+from antiphon.services.engine.core.kv.kv_transfer import KvLoad, KvPin, KvStore
 from antiphon.services.engine.core.plan import EngineFacts
 from antiphon.services.engine.kv.disk.segment import SYSTEM, Entry, Files
 from antiphon.services.engine.kv.disk.store import Store, directory_id
@@ -102,9 +103,9 @@ class DiskTier:
         self.directory_id = directory_id(path)
         self.on_written: Callable[[bytes], None] | None = None
         """Called on the writing thread with the name of each block of this engine that has been written."""
-        self._orders: queue.SimpleQueue[KvStore | _Keeping | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[KvStore | KvPin | _Keeping | None] = queue.SimpleQueue()
         self._num_held = 0
-        """Blocks in the queue. Changed by both threads, under the lock."""
+        """Blocks in the queue, and names of pins. Changed by both threads, under the lock."""
         self._lock = threading.Lock()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="engine-kv-read")
         self._writer = threading.Thread(target=self._write_all, name="engine-kv-write", daemon=True)
@@ -127,6 +128,17 @@ class DiskTier:
         else:
             self._release(order.block_ids)
 
+    def pin(self, order: KvPin) -> None:
+        """Queues blocks to be kept for a time, after those in the queue are written; not if too many wait."""
+        with self._lock:
+            accepted = self._num_held + len(order.hashes) <= limits.KV_STORES_MAX
+            if accepted:
+                self._num_held += len(order.hashes)
+        if accepted:
+            self._orders.put(order)
+        else:
+            logger.warning("the disk of --kv-disk-path is slow: a prompt is not pinned")
+
     def _write_all(self) -> None:
         data, refresh_at = np.empty(self.block_bytes, dtype=np.uint8), 0.0
         while True:
@@ -139,31 +151,38 @@ class DiskTier:
                 continue
             if order is None:
                 return
-            if isinstance(order, _Keeping):
-                self._keep(order)
-                continue
-            for name, block in zip(order.hashes, order.block_ids, strict=True):
-                try:
-                    self._write(name, block, data)
-                except Exception:  # for any error, because the engine waits for blocks that are not given back
-                    logger.exception("a block of KV is not written to the disk")
-            with self._lock:
-                self._num_held -= len(order.block_ids)
+            match order:
+                case _Keeping():
+                    self._keep(order)
+                case KvPin():
+                    self.store.keep(order.hashes, order.keep_s)
+                    self._taken(len(order.hashes))
+                case KvStore():
+                    for name, block in zip(order.hashes, order.block_ids, strict=True):
+                        try:
+                            self._write(name, block, data, order.keep_s)
+                        except Exception:  # for any error, because the engine waits for blocks that are not given back
+                            logger.exception("a block of KV is not written to the disk")
+                    self._taken(len(order.block_ids))
 
-    def _write(self, name: bytes, block: int, data: Bytes) -> None:
+    def _taken(self, count: int) -> None:
+        with self._lock:
+            self._num_held -= count
+
+    def _write(self, name: bytes, block: int, data: Bytes, keep_s: float) -> None:
         wanted, found = name not in self.store, 0
         try:
             if wanted:
                 found = self._copy_out(block, data)
         finally:
             self._release((block,))
-        if wanted and not self._append(StoredBlock(name, data, found)):
+        if wanted and not self._append(StoredBlock(name, data, found), keep_s):
             return
         if self.on_written is not None:
             self.on_written(name)
 
-    def _append(self, block: StoredBlock) -> bool:
-        return self.store.append(block.name, block.data, self._memory.layout.block_size, block.checksum)
+    def _append(self, block: StoredBlock, keep_s: float = 0.0) -> bool:
+        return self.store.append(block.name, block.data, self._memory.layout.block_size, block.checksum, keep_s)
 
     def keep(self, block: StoredBlock) -> "Future[bool]":
         """Queues a block of another engine, whose `data` must not change until the result is there.

@@ -5,7 +5,9 @@ Every error names the parameter of Anthropic's API.
 
 from typing import Any
 
-from antiphon.services.gateway.apis.anthropic import conversation, thinking, tools
+from msgspec.structs import replace
+
+from antiphon.services.gateway.apis.anthropic import cache_control, conversation, thinking, tools
 from antiphon.services.gateway.apis.anthropic.schemas import Content, CountTokensBody, MessagesBody
 from antiphon.services.gateway.apis.openai.bodies import parameters
 from antiphon.services.gateway.apis.openai.bodies.content_blocks import content_text
@@ -36,6 +38,7 @@ def messages(
     """Returns the request of `/v1/messages`. Raises ServiceError naming the first parameter that is wrong."""
     if body.max_tokens is None:
         missing("max_tokens")
+    kept_s = cache_control.taken(body, keeps_kv=card.keeps_kv)
     conversation_of = turns(body)
     chat = ChatBody(
         messages=conversation_of,
@@ -55,7 +58,8 @@ def messages(
         converted = chat_request(chat, card, request_id, defaults, settings)
     if not follows_budget(chat, converted):
         ignore(_NAMES["thinking_token_budget"])
-    return ChatRequest(parameters.with_grammar_named(converted.request, _NAMES), converted.answer)
+    request = parameters.with_grammar_named(converted.request, _NAMES)
+    return ChatRequest(replace(request, kv_keep_s=kept_s), converted.answer)
 
 
 def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str, images_max: int) -> GenerationRequest:

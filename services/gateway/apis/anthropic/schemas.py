@@ -45,6 +45,9 @@ class MessagesBody(CountTokensBody, kw_only=True):
     """Effort and format of the answer. `convert` reads it."""
     output_format: dict[str, Any] | None = None
     """An older place of the format."""
+    cache_control: dict[str, Any] | None = None
+    """How long the prompt's KV is kept: `{"type": "ephemeral", "ttl": "5m" | "1h"}`, also in blocks and tools.
+    `cache_control` reads it."""
 
 
 MESSAGES_DECODER = msgspec.json.Decoder(MessagesBody)
@@ -53,9 +56,8 @@ THREAD = "thread"
 RULES = FieldRules(
     hints=frozenset(
         {
-            # the client's own bookkeeping, and marks for prefix caching: prefixes are cached without them
+            # the client's own bookkeeping
             "betas",
-            "cache_control",
             "metadata",
             "service_tier",
             # where and how fast another server would run the request

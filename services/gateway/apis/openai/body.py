@@ -84,6 +84,8 @@ class GenerationFields(SamplingFields, kw_only=True):
     service_tier: str | None = None
     """`flex`: the request gives way to others for a while. The other tiers of OpenAI's API have no effect."""
     cache_salt: str | None = None
+    prompt_cache_retention: str | None = None
+    """`24h`: the KV of the prompt is kept on the engines' disk for so long. `in_memory`: nothing more than usual."""
     response_format: Any = None
     """OpenAI's structured output: an object with `type`."""
     structured_outputs: dict[str, Any] | None = None

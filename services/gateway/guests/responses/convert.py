@@ -43,6 +43,7 @@ _SAMPLING = (
     "priority",
     "service_tier",
     "cache_salt",
+    "prompt_cache_retention",
 )
 """Fields that have the same name and meaning in a chat body."""
 

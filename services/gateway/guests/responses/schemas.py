@@ -60,6 +60,7 @@ class ResponsesBody(SamplerFields, kw_only=True):
     priority: int | None = None
     service_tier: str | None = None
     cache_salt: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 RESPONSES_DECODER = msgspec.json.Decoder(ResponsesBody)
@@ -69,7 +70,6 @@ RULES = FieldRules(
             # the client's own bookkeeping
             "client_metadata",
             "prompt_cache_options",
-            "prompt_cache_retention",
             # which parts of a conversation another server would leave out
             "context_management",
             # bounds for tools that another server would run

@@ -85,9 +85,7 @@ class Recorder:
         for one in message.sequences:
             record, index = self._place(one.sequence_id)
             if record is not None:
-                record.add_steps(index, one.attempt, unpacked(one.rows), recent)
-                if one.origin is not None:
-                    record.kv_came(index, one.attempt, one.origin)
+                record.add_steps(index, one.attempt, unpacked(one.rows), recent, one.origin)
         self._remember(message.engine_id, recent[-STEPS_BEFORE:])
 
     def _remember(self, engine: str, steps: tuple[ToldStep, ...]) -> None:

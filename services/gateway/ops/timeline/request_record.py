@@ -218,14 +218,24 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.ended_us = self._elapsed_us()
 
-    def add_steps(self, index: int, attempt: int, rows: "array[int]", told: Sequence[ToldStep] = ()) -> None:
+    def add_steps(
+        self,
+        index: int,
+        attempt: int,
+        rows: "array[int]",
+        told: Sequence[ToldStep] = (),
+        origin: KvOrigin | None = None,
+    ) -> None:
         """Adds what steps of an engine did for a sequence (`antiphon.shared.observability.step_rows`).
 
-        `told`: the engine's steps in the same message, and those before it, as far as known.
+        `told`: the engine's steps in the same message, and those before it, as far as known. `origin`: where the KV of
+        the prompt came from, if the engine tells it now.
         """
         count, room = len(rows) // STEP_COLUMNS, max(0, limits.RECORD_STEPS_MAX - self.num_steps)
         self.num_steps += count
         found = self._attempt(index, attempt)
+        if found is not None and origin is not None:
+            found.origin = origin
         if found is None or not rows or not room:
             return
         if not found.steps:
@@ -233,11 +243,6 @@ class RequestRecord(RecordedRequest):
             here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have been idle before
             found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
         found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
-
-    def kv_came(self, index: int, attempt: int, origin: KvOrigin) -> None:
-        """An engine has told where the KV of the prompt came from."""
-        if (found := self._attempt(index, attempt)) is not None:
-            found.origin = origin
 
     def preempted(self, index: int, attempt: int, before_step: int) -> None:
         """An engine has taken the blocks of a sequence for others, and computes it again later."""

@@ -175,7 +175,7 @@ class Dispatcher:
             candidate.owner.fail(error)
             return error
         client, idle, recovers = candidate.client.name, candidate.idle, candidate.recovers
-        readers = candidate.readers(engines)
+        readers = () if candidate.stored is None else candidate.readers(engines)
         engine = self._router.choose_engine(
             engines,
             model,

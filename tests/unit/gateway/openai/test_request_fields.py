@@ -243,6 +243,7 @@ def test_what_belongs_to_conversations_is_refused_for_completions(name: str):
 def test_what_acts_is_in_no_list_of_what_does_not():
     for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody):
         assert set(body.__struct_fields__) & set(REQUIREMENTS) <= {"suffix"}  # it acts on completions alone
-        assert set(body.__struct_fields__) & HINTS <= {"user"}
+        # These act on completions and chat, and are hints where nothing is generated.
+        assert set(body.__struct_fields__) & HINTS <= {"user", "prompt_cache_retention"}
     assert not HINTS & set(REQUIREMENTS)
     assert max(map(len, (*REQUIREMENTS, *HINTS))) <= limits.FIELD_NAME_CHARS_MAX

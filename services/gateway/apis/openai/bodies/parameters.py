@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 from msgspec.structs import replace
 
+from antiphon.services.gateway.apis.openai.bodies import retention
 from antiphon.services.gateway.apis.openai.bodies.parameter_names import new_name
 from antiphon.services.gateway.apis.openai.body import GenerationFields
 from antiphon.services.gateway.edge.access.call import current_call
@@ -210,6 +211,7 @@ def checked_request(
         priority=0 if body.priority is None else check_priority(body.priority),
         service_tier="" if body.service_tier is None else check_tier(body.service_tier),
         timeout_s=0.0 if body.timeout is None else _timeout_s(body.timeout),
+        kv_keep_s=0.0 if body.prompt_cache_retention is None else retention.keep_s(body.prompt_cache_retention, card),
     )
 
 
