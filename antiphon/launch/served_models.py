@@ -71,12 +71,14 @@ def loaded_model(serve: S, name: str, entry: Mapping[str, Any], beside: Sequence
     `serve`: the settings of the command line. `entry`: as in a file of models, with `model`. `beside`: the models with
     which the launcher was started.
     """
-    values = _entry({**entry, "served-model-name": name}, "settings")
+    values = _entry(entry, "settings")
     for setting in AT_START_ONLY:
         if setting in values:
             raise SettingsError(f"settings: {setting.replace('_', '-')!r} can only be given when the server starts")
+    if "served_model_name" in values:
+        raise SettingsError(f"settings: leave out 'served-model-name': the model is loaded as {name!r}")
     plain = replace(serve, **{**_defaults(serve, (*OF_ONE_MODEL, *_NOT_SHARED)), "served_model_alias": ""})
-    model = described(replace(plain, **values))
+    model = described(replace(plain, **values, served_model_name=name))
     if model.parallel.nnode > 1:
         raise SettingsError("--nnode: this server is on several machines, and loads no further models")
     _check_together([*(one for one in beside if model_name(one) != name), model], "", shared_bus=True)

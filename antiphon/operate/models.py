@@ -156,7 +156,9 @@ def wait_for(client: Client, name: str, number: int, wait: Wait, *, as_json: boo
     elif version["state"] == "failed":
         rest = f"{name} is served as before" if model["active"] else f"{name} is not served"
         tell(f"version {number} could not start, and {rest}: {version['reason']}")
-    return Exit.OK if version["state"] not in ("starting", "failed") else Exit.FAILED
+    elif version["state"] == "ended":
+        tell(f"version {number} of {name} was ended: {version['reason']}")
+    return Exit.OK if version["state"] == "ready" else Exit.FAILED
 
 
 def pair(word: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """What orders make of the states of models. Pure; the supervisor carries it out."""
 
+import re
 from collections.abc import Collection
 
 import msgspec
@@ -10,11 +11,12 @@ from antiphon.shared.deployment.model_versions import (
     ModelState,
     ModelStates,
     ModelVersion,
-    hidden,
 )
 from antiphon.shared.errors import ServiceError
 
 UNLOADED = "unloaded by order"
+NAME_OF_VERSION = re.compile(r"@\d+$")
+"""Such names the processes of versions have on the bus (`version_name`)."""
 
 
 def served(states: ModelStates, started: Collection[str]) -> list[str]:
@@ -33,8 +35,8 @@ def check_load(states: ModelStates, started: Collection[str], name: str) -> None
         raise _refusal(f"{name!r} is being loaded already ({state.starting.directory}): wait for it.")
     if name in names:
         raise _refusal(f"{name!r} is served already. Start another version of it: antiphon models set {name}=DIR")
-    if name in hidden(states):
-        raise _refusal(f"A version of another model is called {name!r}: choose another name.")
+    if NAME_OF_VERSION.search(name):
+        raise _refusal(f"{name!r} ends like the name of a version: choose another one.")
     if len(names) >= limits.MODELS_MAX:
         raise _refusal(f"{len(names)} models are served, and no more can be: unload one first.")
 
@@ -62,7 +64,8 @@ def unloaded(state: ModelState) -> ModelState:
 def taken_back(state: ModelState, directory: str, created: int) -> ModelState:
     """Returns the state of an unloaded model when a launcher starts with it again."""
     version = ModelVersion(number=1, directory=directory, state="ready", created=created)
-    return with_version(ModelState(name=state.name, active=1, versions=state.versions), version)
+    ended = (one for one in state.versions if one.state in ("failed", "ended"))
+    return with_version(ModelState(name=state.name, active=1, versions=tuple(ended)), version)
 
 
 def next_number(state: ModelState | None) -> int:

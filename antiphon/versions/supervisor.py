@@ -11,6 +11,7 @@ is unloaded has none any more: its versions end when they have no work.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -78,6 +79,13 @@ class _Running:
     services: list[str] = field(default_factory=list[str])
     task: "asyncio.Task[None] | None" = None
     """Starts the version, or ends it when it is unused."""
+    is_starting: bool = False
+
+    def stop(self) -> None:
+        """Cancels the task."""
+        if self.task is not None:
+            self.task.cancel()
+        self.task, self.is_starting = None, False
 
 
 class ModelSupervisor(Actor):
@@ -107,12 +115,13 @@ class ModelSupervisor(Actor):
             try:
                 states = await self._store.read()
                 if is_first:
-                    states, is_first = await self._take_back(states), False
+                    states = await self._take_back(states)
                 if states.changes > self._states.changes:
-                    self._follow(states)
+                    # Whoever led a start may have ended since, so at its own start a launcher leads it too.
+                    self._follow(states, leads=is_first)
                 elif states.changes < self._states.changes:
                     await self._store.write(self._states)
-                warned = False
+                warned = is_first = False
             except StoreUnavailableError as error:
                 if not warned and self._states.changes:
                     self._sink("antiphon", f"the versions of models are not stored: {error}")
@@ -194,14 +203,11 @@ class ModelSupervisor(Actor):
         state = self._state(name)
         await self._change(orders.unloaded(state))
         for version in state.versions:
-            key = name, version.number
             if version.state == "starting" or version.share:
                 await self._end(name, version.number, "ended", orders.UNLOADED)
             elif version.state == "ready":
-                running = self._running.setdefault(key, _Running())
-                if running.task is not None:  # it waits for a rollback, which nobody can order any more
-                    running.task.cancel()
-                    running.task = None
+                # A former version waits for a rollback, which nobody can order any more.
+                self._running.setdefault((name, version.number), _Running()).stop()
         self._tend(self._state(name))
 
     async def _roll_back(self, name: str) -> None:
@@ -223,7 +229,7 @@ class ModelSupervisor(Actor):
     # --- starting a version ---
 
     def _bring_up(self, name: str, version: ModelVersion, *, leads: bool) -> None:
-        running = self._running[name, version.number] = _Running()
+        running = self._running[name, version.number] = _Running(is_starting=True)
         running.task = self._track(self._start(name, version, running, leads=leads))
 
     async def _start(self, name: str, version: ModelVersion, running: _Running, *, leads: bool) -> None:
@@ -246,7 +252,7 @@ class ModelSupervisor(Actor):
             while not failed.done() and not self._watch.is_ready(internal, running.services):
                 await asyncio.wait({failed}, timeout=POLL_S)
         self._fleet.trials.discard(internal)
-        running.task = None
+        running.task, running.is_starting = None, False
         if failed.done():
             await self._end(name, version.number, "failed", failed.result().message, leads=leads)
             return
@@ -257,6 +263,8 @@ class ModelSupervisor(Actor):
             await self._change(orders.with_version(self._state(name), ready))
         elif leads:
             await self._activate(name, version.number)
+        else:
+            self._tend(self._state(name))
 
     async def _activate(self, name: str, number: int) -> None:
         """Sends new requests to a ready version. The version that received them before is ended later."""
@@ -276,12 +284,14 @@ class ModelSupervisor(Actor):
 
     async def _fail(self, name: str, number: int, failure: Failure) -> None:
         """Ends the active version of a loaded model that cannot go on. Unloads the model if nobody else serves it."""
-        services, internal = self._running[name, number].services, version_name(name, number)
+        running, internal = self._running.get((name, number)), version_name(name, number)
+        if running is None:  # it ends already, because of another process
+            return
         await self._end(name, number, "failed", failure.message, leads=False)
         await self._fleet.stop_model(internal, STOP_S)
         async with self._watch.watching():
             await asyncio.sleep(LOOK_S)
-            is_elsewhere = self._watch.is_ready(internal, set(services))
+            is_elsewhere = self._watch.is_ready(internal, set(running.services))
         state = self._state(name)
         if state.active == number and not is_elsewhere:
             version = next(one for one in state.versions if one.number == number)
@@ -294,19 +304,17 @@ class ModelSupervisor(Actor):
         """Schedules the end of the unused versions of a model; keeps the active version and the shadow version."""
         for (name, number), running in self._running.items():
             version = state.version(number)
-            if name != state.name or version is None or version.state == "starting":
+            if name != state.name or version is None or version.state == "starting" or running.is_starting:
                 continue
             internal = version_name(name, number)
-            if number == state.active or (version.share and state.active):
-                if running.task is not None:
-                    running.task.cancel()
-                    running.task = None
-                if number == state.active:
-                    self._fleet.on_failure.pop(internal, None)
-                    if state.settings:
-                        self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._spawn(
-                            self._fail(n, k, failure)
-                        )
+            if number == state.active:
+                running.stop()
+                self._fleet.on_failure.pop(internal, None)
+                if state.settings:  # the server goes on without a model that was loaded
+                    fail = functools.partial(self._fail, name, number)
+                    self._fleet.on_failure[internal] = lambda failure, fail=fail: self._spawn(fail(failure))
+            elif version.share and state.active:
+                running.stop()
             elif running.task is None:
                 self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._lost(n, k, failure)
                 running.task = self._track(self._end_when_unused(name, number))
@@ -333,7 +341,9 @@ class ModelSupervisor(Actor):
         running = self._running.pop((name, number), None)
         if running is not None and running.task is not None and running.task is not asyncio.current_task():
             running.task.cancel()
-        if leads and version is not None and version.state in ("starting", "ready"):
+        # Another launcher may have made it active while its start failed here.
+        is_active = version is not None and number == state.active
+        if leads and version is not None and not is_active and version.state in ("starting", "ready"):
             ended = msgspec.structs.replace(version, state=into, reason=reason)
             await self._change(orders.with_version(state, ended))
         self._sink("antiphon", f"version {number} of {name} {into}: {reason}")
@@ -364,8 +374,11 @@ class ModelSupervisor(Actor):
         with contextlib.suppress(StoreUnavailableError):
             await self._store.write(states)
 
-    def _follow(self, states: ModelStates) -> None:
-        """Follows another launcher: starts the versions that it has started, and ends those that it has ended."""
+    def _follow(self, states: ModelStates, *, leads: bool = False) -> None:
+        """Follows another launcher: starts the versions that it has started, and ends those that it has ended.
+
+        `leads`: switches to versions that are starting when they are ready here, and records the end of unloaded ones.
+        """
         self._states = states
         for name, number in list(self._running):
             if name not in self._directories and states.find(name) is None:
@@ -377,7 +390,10 @@ class ModelSupervisor(Actor):
                 here = (state.name, version.number) in self._running
                 is_wanted = version.state == "starting" or (version.state == "ready" and state.active)
                 if is_wanted and not here:
-                    self._bring_up(state.name, version, leads=False)
+                    self._bring_up(state.name, version, leads=leads and version.state == "starting")
+                elif version.state == "ready" and not here and leads:
+                    # The launcher that was to record the end of an unloaded model may have ended before it.
+                    self._running[state.name, version.number] = _Running()
                 elif version.state in ("failed", "ended") and here:
                     self._spawn(self._end(state.name, version.number, version.state, version.reason, leads=False))
             self._tend(state)

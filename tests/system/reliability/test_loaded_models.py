@@ -1,4 +1,4 @@
-"""Models that are loaded and unloaded while another one is served: real processes, the command line as a user types it."""
+"""Models that are loaded and unloaded while another one is served: real processes, commands as a user types them."""
 
 import concurrent.futures
 import json
@@ -52,7 +52,7 @@ def ended(served: Served) -> bool:
 
 def stream(served: Served, model: str, tokens: int) -> Iterator[str]:
     body = json.dumps({**ASK, "model": model, "max_tokens": tokens, "stream": True}).encode()
-    asked = urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"})
+    asked = urllib.request.Request(f"{served.url}/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=90) as lines:
         for line in lines:
             if line.startswith(b"data: {"):
