@@ -114,11 +114,12 @@ class ModelSupervisor(Actor):
         while True:
             try:
                 states = await self._store.read()
-                if is_first:
-                    states = await self._take_back(states)
-                if states.changes > self._states.changes:
+                wanted = self._taken_back(states) if is_first else states
+                if wanted.changes > self._states.changes:
                     # Whoever led a start may have ended since, so at its own start a launcher leads it too.
-                    self._follow(states, leads=is_first)
+                    self._follow(wanted, leads=is_first)
+                    if wanted is not states:
+                        await self._publish()
                 elif states.changes < self._states.changes:
                     await self._store.write(self._states)
                 warned = is_first = False
@@ -128,13 +129,11 @@ class ModelSupervisor(Actor):
                 warned = True
             await asyncio.sleep(SYNC_S)
 
-    async def _take_back(self, states: ModelStates) -> ModelStates:
-        """Serves the unloaded models again with which this launcher was started. Returns the states after it."""
-        unloaded = [one for one in states.models if one.name in self._directories and not one.is_served]
-        for state in unloaded:
-            states = states.replaced(orders.taken_back(state, self._directories[state.name], int(time.time())))
-        if unloaded:
-            await self._publish(states)
+    def _taken_back(self, states: ModelStates) -> ModelStates:
+        """Returns the states with the unloaded models with which this launcher was started."""
+        for state in states.models:
+            if state.name in self._directories and not state.is_served:
+                states = states.replaced(orders.taken_back(state, self._directories[state.name], int(time.time())))
         return states
 
     async def cancel(self) -> None:
@@ -367,9 +366,10 @@ class ModelSupervisor(Actor):
     async def _change(self, state: ModelState) -> None:
         """Publishes the state, then stores it. If the store does not answer, `keep_in_sync` repeats this later."""
         self._states = self._states.replaced(state)
-        await self._publish(self._states)
+        await self._publish()
 
-    async def _publish(self, states: ModelStates) -> None:
+    async def _publish(self) -> None:
+        states = self._states
         await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(states)))
         with contextlib.suppress(StoreUnavailableError):
             await self._store.write(states)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon import cli
+from tests.conftest import NatsServer
 from tests.models import make_model
 from tests.system.served import Served, fetch, until_the_end, wait_until
 
@@ -135,3 +136,27 @@ def test_names_that_are_taken_and_the_only_model_are_refused(
     assert fetch(served, "DELETE", "/admin/models/nobody").status == 404
     assert models(served, "set", f"other={directories[1]}") == 4
     assert "No model is called 'other'. Models here: 'tiny'." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_launchers_on_a_bus_of_its_own_follow_each_other_and_load_the_model_again_when_they_start(
+    private_nats_server: NatsServer, directories: list[Path]
+) -> None:
+    bus = f"--nats={private_nats_server.url}", f"--nats-credentials={private_nats_server.credentials}"
+    flags = f"--model={directories[0]}", "--served-model-name=tiny", "--threads=1", *bus
+    with until_the_end(Served(*flags)) as first:
+        assert models(first, "load", f"{LOADED}={directories[1]}", "--set", "max-model-len=300") == 0
+        other = text(first, LOADED)
+        with until_the_end(Served(*flags)) as second:
+            wait_until(lambda: any("other" in name and "engine" in name for name in second.pids()), 60)
+            for pid in (*first.descendants(), first.process.pid):
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: names(second) == ["tiny", LOADED], 60, lambda: second.output)
+            assert text(second, LOADED) == other
+    with until_the_end(Served(*flags)) as third:
+        wait_until(lambda: names(third) == ["tiny", LOADED], 60, lambda: third.output)
+        assert text(third, LOADED) == other
+        [card] = [card for card in fetch(third, "GET", "/v1/models").json["data"] if card["id"] == LOADED]
+        assert card["max_model_len"] == 300
+        assert models(third, "unload", LOADED) == 0
+        assert names(third) == ["tiny"]
