@@ -296,7 +296,7 @@ COMMANDS = (
     Command(
         name="models",
         audience="operators",
-        help="list and change the versions of the models that are served",
+        help="load, unload and change models while the server runs",
         run=_models_list,
         flags=_models_flags,
     ),
