@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from antiphon.launch import devices, nats_server, other_machine, sockets
 from antiphon.launch.file_checks import check_files
 from antiphon.launch.output import Output, flush, print_line, use_format
-from antiphon.launch.readiness import ServerAddress, announce
+from antiphon.launch.readiness import ServerAddress, announce, say_hosted
 from antiphon.launch.run_directory import run_directory
-from antiphon.launch.served_models import loaded_model, models_of
+from antiphon.launch.served_models import loaded_model, models_of, version_of
 from antiphon.settings import (
     MODEL_SERVICES,
     SERVICES,
@@ -41,9 +41,8 @@ from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.distributed import world
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, converted, to_argv
-from antiphon.shared.models.model_files import given_model, located, model_aliases, model_name
+from antiphon.shared.models.model_files import given_model, located, model_name
 from antiphon.shared.security import bus_permissions, tls
-from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.kv_events import of_replica
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
@@ -99,7 +98,7 @@ class VersionPlan:
         from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
-        model = self._located(_of_version(first, directory), version_name(name, number))
+        model = self._located(version_of(first, directory), version_name(name, number))
         gpus = self._gpus(name, model)
         return list(_model_specs([model], self.environ, self.place, gpus, _num_engines(self.models)))
 
@@ -117,7 +116,7 @@ class VersionPlan:
             raise SettingsError("this server was started with a role, and loads no further models")
         model = loaded_model(self.common, name, entry, self.models)
         if directory != given_model(model):
-            model = _of_version(model, directory)
+            model = version_of(model, directory)
         model = self._located(model, version_name(name, number))
         world.check_devices(model.parallel, model.engines, len(self.visible))
         needed = [world.local_size(model.parallel) for _ in engine_roles(model)]
@@ -166,19 +165,6 @@ class VersionPlan:
             return own[name]
 
 
-def _of_version(first: ServeSettings, directory: str) -> ServeSettings:
-    """Returns the settings of another version of a model, without those that name the model's files."""
-    files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
-    # Clients may go on to use the path of the first version.
-    aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
-    own = {
-        "model": directory,
-        "served_model_name": model_name(first),
-        "served_model_alias": ",".join(aliases[: limits.MODEL_ALIASES_MAX]),
-    }
-    return replace(first, **{**dict.fromkeys(files, ""), **own})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The children to start, and the address and models of the resulting server."""
@@ -186,6 +172,7 @@ class Plan:
     specs: list[ChildSpec]
     host: str
     port: int
+    """0: there are no gateways here, but on the same bus."""
     models: list[str]
     """Served names, the default one first."""
     token: str
@@ -230,7 +217,8 @@ def _serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         return asyncio.run(other_machine.run(ranks, machines, print_line, signalled))
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
-        listeners = sockets.listen(settings.host, settings.port, settings.gateways)
+        gateways = settings.gateways
+        listeners = sockets.listen(settings.host, settings.port, gateways) if gateways else []
         stack.callback(sockets.close, listeners)
         directory = stack.enter_context(run_directory())
         plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
@@ -253,13 +241,19 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
 class Place:
     """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus.
 
-    `bus`: the launcher's own bus, with separate credentials for each child; None: all children use `credentials`.
+    `bus`: the launcher's own bus, with separate credentials for each child; None: all children use `credentials`, or
+    those of their service if this is a directory.
     """
 
     nats: str
     credentials: str
     prefix: str
     bus: nats_server.Bus | None = None
+
+    def credentials_of(self, role: bus_permissions.Role) -> str:
+        """Returns the file with the password of a role on a bus that the launcher has not started."""
+        directory = Path(self.credentials)
+        return str(directory / role / "credentials") if self.credentials and directory.is_dir() else self.credentials
 
 
 def make_plan(
@@ -295,14 +289,15 @@ def make_plan(
     specs += _model_specs(models, environ, place, gpus)
     if place.bus:
         place.bus.write()
-    host, port = listeners[0].getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2] if listeners else ("", 0)
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
     # The server would also work with engines of one role only, but without disaggregation, so it waits for all engines.
     engines = _num_engines(models) if any(model.prefill for model in models) else 0
     versions = VersionPlan(models=list(models), environ=environ, place=place, gpus=tuple(gpus))
-    stores = _keeper_settings(first, place)
+    # Without gateways here, whoever starts them makes the stores.
+    stores = _keeper_settings(first, place) if listeners else None
     return Plan(
         specs=specs,
         host=host,
@@ -318,7 +313,7 @@ def make_plan(
 
 
 def _keeper_settings(settings: ServeSettings, place: Place) -> KeeperSettings:
-    credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials
+    credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials_of("setup")
     name = nats_server.SETUP if place.bus else place.prefix + nats_server.SETUP
     return converted(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
 
@@ -430,7 +425,8 @@ def service_spec(
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
     # API keys and URLs that may contain a password are passed in the environment, because every user of the machine can
     # read command lines.
-    credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
+    role = bus_permissions.role(service)
+    credentials = place.bus.join(role, member_id) if place.bus else place.credentials_of(role)
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
     flags = to_argv(converted(settings, SERVICES[service], **where, **changes))
     command = [f"antiphon.services.{service}", *flags]
@@ -489,8 +485,7 @@ async def run_plan(
     fleet = Fleet(output.print)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(sorted(plan.specs, key=lambda spec: spec.service not in STARTED_FIRST))
-    place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
-    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
+    announcing = asyncio.create_task(_announce(plan, fleet))
     wanted = plan.versions
     versions = None if wanted is None else asyncio.create_task(_use_bus(fleet, wanted, announcing))
     stores = None if plan.stores is None else asyncio.create_task(_keep_stores(plan.stores))
@@ -515,6 +510,14 @@ async def run_plan(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _announce(plan: Plan, fleet: Fleet) -> None:
+    if not plan.port:
+        say_hosted(plan.models, print_line)
+        return
+    place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
+    await announce(place, plan.models, fleet.pids, print_line, plan.engines)
+
+
 async def _keep_stores(settings: KeeperSettings) -> None:
     # Imported here because it imports the libraries of the bus, for which the start of the children need not wait.
     from antiphon.shared.deployment.store_keeper import keep
@@ -537,9 +540,8 @@ async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[No
     from antiphon.supervision.death_notice import BusAddress, announced_deaths
     from antiphon.versions import supervisor
 
-    bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"
-    if bus is not None:
-        credentials, name = bus.credentials(nats_server.LAUNCHER), nats_server.LAUNCHER
+    bus, name = plan.place.bus, f"{plan.place.prefix}{nats_server.LAUNCHER}"
+    credentials = plan.place.credentials_of("launcher") if bus is None else bus.credentials(nats_server.LAUNCHER)
     first = plan.models[0]
     where = BusAddress(
         url=plan.place.nats, credentials=credentials, name=name, namespace=first.namespace, tls=tls.bus_context(first)

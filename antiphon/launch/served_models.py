@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from antiphon.settings import ServeSettings
 from antiphon.shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings, VisionSettings
 from antiphon.shared.flags import SettingsError, flags_of, parse_words, values_of
-from antiphon.shared.limits import MODELS_MAX
+from antiphon.shared.limits import MODEL_ALIASES_MAX, MODELS_MAX
 from antiphon.shared.models.model_files import described, model_aliases, model_name
 from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.bus import BusSettings
@@ -83,6 +83,19 @@ def loaded_model(serve: S, name: str, entry: Mapping[str, Any], beside: Sequence
         raise SettingsError("--nnode: this server is on several machines, and loads no further models")
     _check_together([*(one for one in beside if model_name(one) != name), model], "", shared_bus=True)
     return model
+
+
+def version_of(first: S, directory: str) -> S:
+    """Returns the settings of another version of a model, without those that name the model's files."""
+    files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
+    # Clients may go on to use the path of the first version.
+    aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
+    own = {
+        "model": directory,
+        "served_model_name": model_name(first),
+        "served_model_alias": ",".join(aliases[:MODEL_ALIASES_MAX]),
+    }
+    return replace(first, **{**dict.fromkeys(files, ""), **own})
 
 
 def _defaults(serve: ServeSettings, names: Sequence[str]) -> dict[str, Any]:

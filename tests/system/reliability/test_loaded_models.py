@@ -4,6 +4,8 @@ import concurrent.futures
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 
 from antiphon import cli
-from tests.conftest import NatsServer
+from tests.conftest import NatsServer, free_port, nats_server_binary
 from tests.models import make_model
-from tests.system.served import Served, fetch, until_the_end, wait_until
+from tests.system.served import ROOT, Answer, Served, Started, fetch, fetch_url, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(300)]
 LOADED = "org/other"
@@ -160,3 +162,63 @@ def test_launchers_on_a_bus_of_its_own_follow_each_other_and_load_the_model_agai
         assert card["max_model_len"] == 300
         assert models(third, "unload", LOADED) == 0
         assert names(third) == ["tiny"]
+
+
+@pytest.fixture
+def drawn_bus(tmp_path: Path) -> Iterator[str]:
+    """URL of a server with the files of infra/nats, on a port of this machine. The passwords are in `drawn`."""
+    nats, drawn = ROOT / "infra/nats", tmp_path / "drawn"
+    subprocess.run(["sh", str(nats / "make_credentials.sh"), str(drawn)], env={**os.environ, "OWNER": ""}, check=True)
+    (tmp_path / "secrets").symlink_to(drawn / "server")
+    config, port = (nats / "nats.conf").read_text(), free_port()
+    for old, new in (("0.0.0.0:4222", f"127.0.0.1:{port}"), ("127.0.0.1:8222", f"127.0.0.1:{free_port()}")):
+        config = config.replace(old, new)
+    (tmp_path / "nats.conf").write_text(config.replace("/tmp/jetstream", f"{tmp_path}/jetstream"))
+    (tmp_path / "users.conf").write_text((nats / "users.conf").read_text())
+    argv = [nats_server_binary(), "-c", str(tmp_path / "nats.conf")]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    yield f"nats://127.0.0.1:{port}"
+    process.terminate()
+    process.wait()
+
+
+class Service(Started):
+    """One process of a service, as in a container of its own; `models`: a launcher without gateways."""
+
+    def __init__(self, name: str, bus: str, credentials: Path, *flags: str) -> None:
+        command = ("serve", "--gateways=0", "--standby=off") if name == "models" else ("service", name)
+        own = f"--nats={bus}", f"--nats-credentials={credentials}"
+        super().__init__([sys.executable, "-m", "antiphon", *command, *own, *flags], os.environ)
+
+
+@pytest.mark.slow
+def test_a_launcher_without_gateways_loads_models_for_those_of_other_containers(
+    drawn_bus: str, tmp_path: Path, directories: list[Path]
+) -> None:
+    port, drawn = free_port(), tmp_path / "drawn"
+    url, ask = f"http://127.0.0.1:{port}", ["--server", f"http://127.0.0.1:{port}"]
+    flags = f"--model={directories[0]}", "--served-model-name=tiny", "--threads=1", "--kv-cache-memory-gb=0.05"
+
+    def listed() -> list[str]:
+        return [card["id"] for card in fetch_url("GET", f"{url}/v1/models").json["data"]]
+
+    def answer(model: str) -> Answer:
+        return fetch_url("POST", f"{url}/v1/completions", {**ASK, "model": model})
+
+    started = [
+        Service("setup", drawn_bus, drawn / "setup/credentials"),
+        Service("gateway", drawn_bus, drawn / "gateway/credentials", f"--port={port}"),
+        Service("models", drawn_bus, drawn, *flags),
+    ]
+    try:
+        started[1].wait_for(" ready")
+        wait_until(lambda: listed() == ["tiny"], 60, lambda: started[2].output)
+        assert cli.main(["models", "load", f"other={directories[1]}", *ask]) == 0, started[2].output
+        assert {*listed()} == {"tiny", "other"}
+        assert answer("other").json["choices"][0]["text"] != answer("tiny").json["choices"][0]["text"]
+        assert cli.main(["models", "unload", "other", *ask]) == 0
+        assert (listed(), answer("other").status) == (["tiny"], 404)
+    finally:
+        codes = [one.stop() for one in reversed(started)]
+    assert codes == [0, 0, 0]
+    assert "Violation" not in "".join(one.output for one in started)
