@@ -82,9 +82,9 @@ class VersionDirectory:
         except NoRespondersError as error:
             message = (
                 "The processes of this deployment are not started by `antiphon serve`, which would start other ones. "
-                "With Compose or Kubernetes, start the engines, tokenizers and detokenizers of the new model or "
-                "version beside the old ones with a --served-model-name of their own, and move the clients to that "
-                "name (docs/guides/change-models.md)."
+                "With Compose or Kubernetes, add one without gateways (docs/guides/several-models.md), or start the "
+                "engines, tokenizers and detokenizers of the new model or version with a --served-model-name of their "
+                "own, and move the clients to that name."
             )
             raise ServiceError("unsupported_parameter", message) from error
         except RequestTimeoutError as error:
