@@ -361,8 +361,8 @@ class ModelCard:
     """What its files say about it, as one of its engines has read them."""
     content: str = ""
     """See `EngineStatus.content`."""
-    keeps_kv: bool = False
-    """Whether its engines keep KV on a disk."""
+    kept_block_size: int = 0
+    """Tokens of a block of KV, if its engines keep blocks on a disk; 0: they do not."""
     version_name: str = ""
     """For a model with several versions: the bus name of the active version; else empty."""
 

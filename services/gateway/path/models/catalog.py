@@ -269,9 +269,13 @@ class ModelCatalog:
             labels=status.labels,
             facts=status.facts,
             content=status.content,
-            keeps_kv=bool(status.kv_store),
+            kept_block_size=_kept_block_size(status),
             version_name=name if name != public else "",
         )
+
+
+def _kept_block_size(status: EngineStatus) -> int:
+    return status.block_size if status.kv_store else 0
 
 
 def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
@@ -279,7 +283,7 @@ def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
     status = beat.status
     if isinstance(status, EngineStatus):
         told = status.max_model_len, status.vocab_size, status.embedding_size, status.takes_images, status.generates
-        names = status.model_path, status.model_aliases, status.labels, status.facts, bool(status.kv_store)
+        names = status.model_path, status.model_aliases, status.labels, status.facts, _kept_block_size(status)
         return (beat.instance_id, beat.state, status.model, status.configuration, status.content, *told, *names)
     formats = (status.tool_format, status.reasoning_format) if isinstance(status, PoolStatus) else ()
     return (beat.instance_id, beat.state, model_of(beat), *formats)
