@@ -1,7 +1,7 @@
 """Renders the body of a request again, with the template and the tokenizer of a model's directory, as a server does.
 
-It uses the conversion of the server's APIs and of its tokenizers. Bodies of `/v1/responses` may name stored responses,
-so they cannot be rendered without their server: for these there is the evidence.
+It uses the conversion of OpenAI's API and of the tokenizers. Bodies of other APIs are not rendered: those of
+`/v1/responses` may name what only their server has. For these there is the evidence.
 """
 
 import json
@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from antiphon.services.gateway.apis.anthropic import convert
-from antiphon.services.gateway.apis.anthropic import schemas as anthropic_schemas
 from antiphon.services.gateway.apis.openai import schemas
 from antiphon.services.gateway.apis.openai.bodies import request_fields
 from antiphon.services.gateway.apis.openai.bodies.parameters import DEFAULTS
@@ -23,6 +21,7 @@ from antiphon.shared import limits
 from antiphon.shared.codec import unpack_ids
 from antiphon.shared.config import EngineSettings, GatewaySettings
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.model_files import tokenizer_directory
 from antiphon.shared.parameters.sampling import SamplingParams
 from antiphon.shared.text.codec import choose_codec
@@ -57,12 +56,12 @@ class PromptRenderer:
             reasoning_format=reasoning_format(self._facts.template(False) or ""),
         )
 
-    def rendered(self, body: bytes, *, is_message: bool) -> tuple[list[list[int]], GenerationRequest]:
-        """Returns the token ids of each prompt of a request's body, and the converted request. Raises ServiceError.
+    def rendered(self, body: bytes) -> tuple[list[list[int]], GenerationRequest]:
+        """Returns the token ids of each prompt of a request's body, and the converted request.
 
-        `is_message`: whether it is a body of `/v1/messages`, which looks like one of chat.
+        Raises ServiceError if the request is invalid, and SettingsError if it is one of another API.
         """
-        request = self._converted(body, is_message=is_message)
+        request = self._converted(body)
         inputs = request.inputs
         prompts = [list(one) for one in inputs.token_ids]
         if not (inputs.texts or inputs.messages):
@@ -79,22 +78,14 @@ class PromptRenderer:
         reply = tokenize(self._codec, message, texts)
         return [unpack_ids(one.token_ids) for one in reply.prompts] + prompts, request
 
-    def _converted(self, body: bytes, *, is_message: bool) -> GenerationRequest:
+    def _converted(self, body: bytes) -> GenerationRequest:
         named = _object(body)
-        settings = GatewaySettings()
-        if is_message:
-            data = request_fields.read(body, anthropic_schemas.MESSAGES_DECODER, anthropic_schemas.RULES)
-            return convert.messages(data, self._card, "", DEFAULTS, settings).request
         if "messages" in named:
-            return chat_request(
-                request_fields.read(body, schemas.CHAT_DECODER), self._card, "", DEFAULTS, settings
-            ).request
+            data = request_fields.read(body, schemas.CHAT_DECODER)
+            return chat_request(data, self._card, "", DEFAULTS, GatewaySettings()).request
         if "prompt" in named:
             return completion_request(request_fields.read(body, schemas.COMPLETION_DECODER), self._card, "")
-        message = (
-            "The request has neither 'messages' nor 'prompt': check it by the evidence ('X-Antiphon-Receipt: full')."
-        )
-        raise ServiceError("invalid_value", message)
+        raise SettingsError("--request: it has neither 'messages' nor 'prompt': leave it out and use the evidence")
 
     def _conversation(self, request: GenerationRequest) -> str:
         inputs = request.inputs

@@ -16,6 +16,7 @@ from antiphon.receipts.claims import Claim, Keys, check_prompts, output_tokens, 
 from antiphon.receipts.prompts import PromptRenderer, first_changed
 from antiphon.services.engine.worker.configuration import weights_digest
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.flags import SettingsError
 from antiphon.shared.models.model_files import model_directory
 from antiphon.shared.receipts.document import OutputClaim, Receipt, digest, first_wrong_link, params_of
 from antiphon.shared.text.vocabulary import choose_vocabulary
@@ -89,8 +90,9 @@ class Verifier:
             if prompts is not None:
                 found.notes.append("Whether the prompt is that of the request was not checked: give it with --request.")
             return prompts
-        is_message = claim.answer is not None and claim.answer.get("type") == "message"
-        rendered, converted = self._renderer.rendered(request, is_message=is_message)
+        if claim.answer is not None and claim.answer.get("type") == "message":
+            raise SettingsError("--request: bodies of /v1/messages are not rendered: leave it out and use the evidence")
+        rendered, converted = self._renderer.rendered(request)
         check_prompts(rendered, receipt, "of the request" + self._why_others(receipt))
         if changed := first_changed(request, converted, params_of(receipt.outputs[0].params)):
             raise ServiceError("invalid_value", f"The parameters are others: {changed}.")
@@ -160,14 +162,13 @@ class Verifier:
         if not checked.differences:
             return "", {}
         first = checked.differences[0]
-        told = {"position": first.position, "claimed": self._token(expected[first.position])}
-        told["computed"] = None if first.token_id is None else self._token(first.token_id)
-        claimed = told["claimed"]
+        claimed = self._token(expected[first.position])
+        computed = None if first.token_id is None else self._token(first.token_id)
         now = "the output ends before it"
-        if first.token_id is not None:
-            now = f"it should be {first.token_id} {told['computed']['text']!r}"
+        if computed is not None:
+            now = f"it should be {computed['token_id']} {computed['text']!r}"
         reason = f"Token {first.position} is {claimed['token_id']} {claimed['text']!r}, and {now}."
-        return reason, told
+        return reason, {"position": first.position, "claimed": claimed, "computed": computed}
 
     def _token(self, token_id: int) -> dict[str, Any]:
         inside = token_id < self.checker.engine.facts.vocab_size
