@@ -83,6 +83,10 @@ class Verifier:
         self._compute(claim, receipt, prompts, tokens, found)
         return found
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of output tokens, without special tokens."""
+        return self._vocabulary.decode(token_ids, skip_special_tokens=True)
+
     def _prompts(self, claim: Claim, receipt: Receipt, request: bytes | None, found: Finding) -> list[list[int]] | None:
         """Returns the token ids of the prompts; None if they are not known. Raises ServiceError if they are others."""
         prompts = prompt_tokens(claim, receipt)
