@@ -151,6 +151,10 @@ class Supplement:
         """Returns the context and the encoder of the answer with it. Raises ServiceError if it cannot have it."""
         raise NotImplementedError
 
+    def refuse(self, request: Request, what: str) -> None:
+        """Raises ServiceError if a request asks for it, for a kind of answer that does not come from its request."""
+        raise NotImplementedError
+
 
 BeforeEnd = Callable[[], Awaitable[None]]
 
@@ -201,6 +205,14 @@ class Serving:
             return self.defaults
         seed = resumption.seed
         return replace(self.defaults, draw_seed=lambda: seed)
+
+    def check_comes_later(self, request: Request, what: str) -> None:
+        """Raises ServiceError if a request whose answer is fetched later asks for more than such an answer can have.
+
+        `what`: a name of the answer, for the message.
+        """
+        if (more := self._supplement) is not None and more.header in request.headers:
+            more.refuse(request, what)
 
     async def context_of(
         self, kind: Kind, arrival: Arrival, card: ModelCard, request: GenerationRequest, body: GenerationFields

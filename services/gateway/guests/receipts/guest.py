@@ -145,7 +145,7 @@ class Receipts(Guest, Supplement):
         if not (asked or self.for_all):
             return context, encoder
         if (reason := self._cannot(request, context, encoder)) and asked:
-            raise ServiceError("unsupported_parameter", f"{reason}: leave '{_SHOWN}' out.", param=_SHOWN)
+            raise _refused(reason)
         if reason:
             return context, encoder
         order = ReceiptOrder(self._members, self._keys[0], has_evidence=asked == "full")
@@ -153,6 +153,11 @@ class Receipts(Guest, Supplement):
         guests = replace(guests, orders=(*guests.orders, order))
         context = replace(context, request=replace(context.request, guests=guests))
         return context, ReceiptEncoder(encoder, order.members, _chunk(request.url.path, context))
+
+    def refuse(self, request: Request, what: str) -> None:
+        """See Supplement."""
+        if _asked(request.headers.get(HEADER)):
+            raise _refused(f"A receipt cannot cover {what}")
 
     def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> FollowsEngines | None:
         """See Guest."""
@@ -179,6 +184,10 @@ class Receipts(Guest, Supplement):
         }
         found = next((what for what, applies in reasons.items() if applies), "")
         return f"A receipt cannot cover {found}" if found else ""
+
+
+def _refused(reason: str) -> ServiceError:
+    return ServiceError("unsupported_parameter", f"{reason}: leave '{_SHOWN}' out.", param=_SHOWN)
 
 
 def _asked(value: str | None) -> str:
