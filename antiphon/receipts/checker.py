@@ -19,7 +19,7 @@ from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.messages import FinishReason
 from antiphon.shared.models.model_files import located
-from antiphon.shared.parameters.sampling import SamplingParams
+from antiphon.shared.parameters.sampling import SamplingParams, check, check_vocabulary
 
 CHUNK_TOKENS = 127
 """Expected tokens that a step checks of one sequence. More of them would need more memory for their logits and save
@@ -108,8 +108,10 @@ class Checker:
         `forgiving`: whether an output is checked beyond its first difference, with the expected tokens before each
         position, up to `DIFFERENCES_MAX` differences.
         """
-        runs = deque(_Run(one, forgiving) for one in outputs)
-        checked = [run.checked for run in runs]
+        vocab_size = self.engine.facts.vocab_size
+        made = [_Run(one, vocab_size, forgiving=forgiving) for one in outputs]
+        checked = [run.checked for run in made]
+        runs = deque(run for run in made if not run.checked.error)
         running: dict[str, _Run] = {}
         while runs or running:
             while runs and len(running) < ROWS:
@@ -149,14 +151,25 @@ class Checker:
 class _Run:
     """One output while it is checked."""
 
-    def __init__(self, expected: ExpectedOutput, forgiving: bool) -> None:
+    def __init__(self, expected: ExpectedOutput, vocab_size: int, *, forgiving: bool) -> None:
         self._expected, self._forgiving = expected, forgiving
         self._num_given = expected.num_begun
         """Number of leading tokens that the engine takes for granted."""
         self._has_token_ids = expected.token_ids is not None
         self._tokens = tuple(expected.token_ids or ())
+        unknown = next((i for i, one in enumerate(self._tokens) if not 0 <= one < vocab_size), len(self._tokens))
+        self._drafts = self._tokens[:unknown]
+        """The tokens before the first one that the model does not have: only these may be computed."""
         self.checked = CheckedOutput(token_ids=list(self._tokens[: expected.num_begun]))
         self.goes_on = False
+        if not all(0 <= one < vocab_size for one in expected.prompt_token_ids) or unknown < expected.num_begun:
+            self.checked.error = f"The prompt has a token outside the vocabulary of {vocab_size} tokens."
+            return
+        try:
+            check(expected.params)
+            check_vocabulary(expected.params, vocab_size)
+        except ServiceError as error:
+            self.checked.error = error.message
 
     def spec(self, name: str, arrival: int) -> SequenceSpec:
         """Returns the sequence that checks what comes after the tokens that are taken for granted."""
@@ -166,7 +179,7 @@ class _Run:
             prompt_token_ids=tuple(self._expected.prompt_token_ids),
             params=self._expected.params,
             output_token_ids=self._tokens[: self._num_given],
-            expected_token_ids=self._tokens,
+            expected_token_ids=self._drafts,
             arrival=arrival,
         )
 
@@ -197,6 +210,6 @@ class _Run:
     def _differs(self, position: int, token_id: int | None) -> bool:
         self.checked.differences.append(Difference(position, token_id))
         self._num_given = position + 1
-        within = len(self.checked.differences) < DIFFERENCES_MAX and self._num_given < len(self._tokens)
-        self.goes_on = self._forgiving and within
+        is_known = self._num_given <= len(self._drafts) and self._num_given < len(self._tokens)
+        self.goes_on = self._forgiving and is_known and len(self.checked.differences) < DIFFERENCES_MAX
         return True

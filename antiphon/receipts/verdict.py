@@ -100,6 +100,9 @@ class Verifier:
         check_prompts(rendered, receipt, "of the request" + self._why_others(receipt))
         if changed := first_changed(request, converted, params_of(receipt.outputs[0].params)):
             raise ServiceError("invalid_value", f"The parameters are others: {changed}.")
+        if begun := max(output.begun for output in receipt.outputs):
+            message = f"The receipt says that {begun} tokens of an output were given, and the request gives none."
+            raise ServiceError("invalid_value", message)
         return rendered
 
     def _why_others(self, receipt: Receipt) -> str:
@@ -131,6 +134,8 @@ class Verifier:
         except ServiceError as error:
             _judged(found, "undecided", error.message)
             return
+        if begun := max(output.begun for output in receipt.outputs):
+            found.notes.append(f"Of an output, {begun} tokens were given: they were not chosen by the model.")
         checked = self.checker.check(expected)
         texts = texts_of(claim.answer) if claim.answer is not None else []
         for index, (output, one) in enumerate(zip(receipt.outputs, checked, strict=True)):

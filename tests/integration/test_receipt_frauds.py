@@ -239,6 +239,27 @@ def test_tokens_that_the_request_gave_are_not_held_against_the_server(verifier: 
     params = msgspec.structs.replace(GREEDY, max_tokens=len(tokens))
     assert verified(verifier, model, tokens, params, "length", begun=4).verdict == "equal"
     assert verified(verifier, model, tokens, params, "length").verdict == "differs"
+    claim = signed(receipt_of(model, honest_engine(verifier), tokens, params, "length", begun=4), tokens)
+    found = verifier.verify(claim, completion_body(PROMPT, temperature=0.0))
+    assert found.verdict == "refused"
+    assert "the request gives none" in found.reason
+
+
+def test_tokens_and_parameters_that_the_model_does_not_have_are_not_computed(verifier: Verifier, model: Path) -> None:
+    tokens, reason = generated(verifier.checker, WARM)
+    far = [*tokens[:50], 2**31, *tokens[51:]]
+    found = verified(verifier, model, far, WARM, reason)
+    assert (found.verdict, found.outputs[0]["position"]) == ("differs", 50)
+    unknown = msgspec.structs.replace(honest_engine(verifier), numerics="unknown")
+    found = verifier.verify(signed(receipt_of(model, unknown, far, WARM, reason), far))
+    assert (found.verdict, found.outputs[0]["num_checked"]) == ("undecided", 51)
+    hot = msgspec.structs.replace(WARM, temperature=1e30, logit_bias=((10**6, 1.0),))
+    for params in (hot, msgspec.structs.replace(hot, temperature=1.0)):
+        found = verified(verifier, model, tokens, params, reason)
+        assert found.verdict == "undecided"
+        assert "temperature" in found.reason or "logit_bias" in found.reason
+    [output] = verifier.checker.check([ExpectedOutput(prompt_token_ids=[10**6], params=WARM, token_ids=tokens)])
+    assert "outside the vocabulary" in output.error
 
 
 def test_other_files_and_other_numerics_decide_nothing(verifier: Verifier, model: Path, tmp_path: Path) -> None:
