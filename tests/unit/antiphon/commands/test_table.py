@@ -50,7 +50,7 @@ ASKING: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of the commands that ask a server."""
 LOCAL = {"complete", "pull", "list", "rm", "quantize", "plan", "doctor", "ranktable", "tools-path", "version"} | {
-    "tap", "chaos", "bench latency", "bench throughput",
+    "tap", "chaos", "bench latency", "bench throughput", "verify",
 }  # fmt: skip
 """Commands that ask no server, or only one that they start, or one on this machine."""
 REFUSED: Mapping[str, tuple[str, ...]] = {
