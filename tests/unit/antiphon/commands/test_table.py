@@ -56,6 +56,7 @@ LOCAL = {"complete", "pull", "list", "rm", "quantize", "plan", "doctor", "rankta
 REFUSED: Mapping[str, tuple[str, ...]] = {
     "chat": ("Hi", "--response-format={"),
     "complete": ("x", "--temperature=5"),
+    "verify": ("day.jsonl", "--model=demo", "--sample=2"),
     "run-batch": ("none.jsonl", "out.jsonl"),
     "pull": ("/data/model",),
     "quantize": ("-i", "none", "-o", "out", "-quant_type", "awq", "-tp", "1", "-t", "bf16"),
