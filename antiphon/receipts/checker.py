@@ -94,7 +94,7 @@ class Checker:
             )
             self.settings = located(self.args.settings())
             self.engine = Engine.build(self.settings, self._reports.append, clock=_NoClock())
-        except (ServiceError, ValueError, TypeError) as error:
+        except (ServiceError, ValueError) as error:
             raise SettingsError(f"--model: {error}") from error
         self._num_added = 0
 

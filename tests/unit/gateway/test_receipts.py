@@ -11,6 +11,8 @@ from starlette.requests import Request
 from antiphon.services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from antiphon.services.gateway.apis.openai.request_context import Arrival, RequestContext
 from antiphon.services.gateway.edge.http import sse
+from antiphon.services.gateway.edge.http.auth import ApiKeys
+from antiphon.services.gateway.guests.receipts.api import PATH
 from antiphon.services.gateway.guests.receipts.encoder import ReceiptEncoder
 from antiphon.services.gateway.guests.receipts.guest import Members, Receipts
 from antiphon.services.gateway.guests.receipts.making import EnginesUsed
@@ -19,6 +21,7 @@ from antiphon.shared.errors import ServiceError
 from antiphon.shared.parameters.sampling import SamplingParams
 from antiphon.shared.receipts.document import EngineClaim
 from antiphon.shared.receipts.signing import SigningKey
+from antiphon.shared.security.api_keys import ANONYMOUS
 
 KEY = SigningKey.of(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 CARD = ModelCard(name="m", path="m", max_model_len=64, vocab_size=9, created=0)
@@ -137,6 +140,15 @@ def test_what_cannot_have_a_receipt_is_refused_if_asked_and_else_has_none(
     with pytest.raises(ServiceError, match="must be 1"):
         made.join(asked("2", path), context, inner)
     assert made.join(asked(None, path), context, inner) == (context, inner)
+
+
+def test_the_public_keys_are_open_to_all_and_the_private_parts_to_nobody() -> None:
+    assert ApiKeys("secret").check(PATH, {}) is ANONYMOUS
+    assert receipts().published is None
+    published = receipts(KEY).published
+    assert published is not None
+    assert '"d"' not in published.decode()
+    assert KEY.kid in published.decode()
 
 
 def test_engines_that_compute_alike_are_told_once_in_the_order_of_their_turns() -> None:

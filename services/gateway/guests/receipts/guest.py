@@ -173,14 +173,15 @@ class Receipts(Guest, Supplement):
             return "This server signs no receipts (start it with --receipt-keys FILE)"
         if request.url.path not in _PATHS:
             return f"Answers of {request.url.path} have no receipts"
-        wanted, response = context.request, getattr(encoder, "response", None)
+        wanted = context.request
+        response: dict[str, Any] = getattr(encoder, "response", {})
         reasons = {
             "a beam search": wanted.params.beam is not None,
             "'best_of' above 'n'": wanted.num_sequences != wanted.n,
             "images": bool(wanted.inputs.images),
             "an adapter": bool(context.card.adapter_version),
             "an echo without output": wanted.output.only_echoes,
-            "a response in the background": isinstance(response, dict) and bool(response.get("background")),  # pyright: ignore[reportUnknownMemberType]
+            "a response in the background": bool(response.get("background")),
         }
         found = next((what for what, applies in reasons.items() if applies), "")
         return f"A receipt cannot cover {found}" if found else ""
