@@ -140,6 +140,8 @@ def _verify_flags(parser: Parser) -> None:
     parser.add_argument("--dtype", default="auto", help="data type to compute with (default: %(default)s)")
     parser.add_argument("--quantization", default=None, help="how the server quantized the weights, as its flag")
     parser.add_argument("--kv-cache-dtype", default="auto", help="data type of the KV cache (default: %(default)s)")
+    about = "compute as a server with --deterministic: on a GPU only its tokens can be compared"
+    parser.add_argument("--deterministic", action="store_true", help=about)
     parser.add_argument(
         "--threads", type=int, default=0, help="threads to compute with (default: as many as are useful)"
     )
@@ -148,7 +150,8 @@ def _verify_flags(parser: Parser) -> None:
 def _verify(options: argparse.Namespace) -> int:
     from antiphon.receipts import command
 
-    settings = {"dtype": options.dtype, "kv_cache_dtype": options.kv_cache_dtype, "threads": options.threads}
+    names = ("dtype", "kv_cache_dtype", "threads", "deterministic")
+    settings = {name: getattr(options, name) for name in names}
     order = command.Order(
         path=options.receipt,
         model=options.model,

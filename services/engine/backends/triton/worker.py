@@ -112,9 +112,10 @@ class TritonWorker:
         form = with_kv_scales(form, settings, model_dir, config)
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}{whole.kv_kind}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
-        self._numerics = numerics(backend, self._dtype, self._cache_dtype)
         self._content = content_hash(model_dir, f"{form.name}{whole.kv_kind}", self._dtype)
         deterministic = settings.execution.deterministic
+        form_of_sums = " deterministic" if deterministic else ""
+        self._numerics = numerics(f"{backend}{form_of_sums}", self._dtype, self._cache_dtype)
         operations = TritonOperations(
             context_length(settings, whole), self._dtype, ranks.shard, deterministic=deterministic
         )
