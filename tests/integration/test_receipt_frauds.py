@@ -22,6 +22,7 @@ from antiphon.shared.parameters.sampling import SamplingParams
 from antiphon.shared.receipts import document, signing
 from antiphon.shared.receipts.document import EngineClaim, Evidence, ModelClaim, OutputClaim, PromptClaim, Receipt
 from tests.models import EOS_TOKEN_ID, make_model
+from tests.support.slow import slow_but
 
 KEY = signing.SigningKey.of(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 KEYS = signing.public_keys(signing.published([KEY]))
@@ -99,7 +100,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(("greedy", "penalties", "grammar"), KINDS))
 def test_an_honest_output_is_equal_and_takes_few_steps(kind: str, verifier: Verifier, model: Path) -> None:
     params, core = KINDS[kind], verifier.checker.engine
     before = core.counters().step

@@ -14,13 +14,17 @@ from antiphon.services.gateway.edge.http import sse
 from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.guests.receipts.api import PATH
 from antiphon.services.gateway.guests.receipts.encoder import ReceiptEncoder
-from antiphon.services.gateway.guests.receipts.guest import Members, Receipts
-from antiphon.services.gateway.guests.receipts.making import EnginesUsed
+from antiphon.services.gateway.guests.receipts.guest import Members, ReceiptOrder, Receipts
+from antiphon.services.gateway.guests.receipts.making import UNKNOWN, EnginesUsed
 from antiphon.services.gateway.path.generation import GenerationRequest, ModelCard
+from antiphon.services.gateway.path.guest import Running
+from antiphon.services.gateway.path.messages import Prompt, RequestMessages
+from antiphon.services.gateway.path.sequence_state import Address, SequenceState
+from antiphon.shared.codec import pack_ids
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.parameters.sampling import SamplingParams
-from antiphon.shared.receipts.document import EngineClaim
-from antiphon.shared.receipts.signing import SigningKey
+from antiphon.shared.receipts.document import EVIDENCE, MEMBER, EngineClaim, Evidence, ModelClaim, decode, digest
+from antiphon.shared.receipts.signing import SigningKey, verified
 from antiphon.shared.security.api_keys import ANONYMOUS
 
 KEY = SigningKey.of(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
@@ -149,6 +153,48 @@ def test_the_public_keys_are_open_to_all_and_the_private_parts_to_nobody() -> No
     assert published is not None
     assert '"d"' not in published.decode()
     assert KEY.kid in published.decode()
+
+
+class Living:
+    """The members that a gateway sees: an engine that dies."""
+
+    def __init__(self) -> None:
+        self.claims = {"e-1": EngineClaim(numerics="a")}
+
+    def engine(self, address: Address) -> EngineClaim:
+        return self.claims.get(address.id, UNKNOWN)
+
+    def model(self, card: ModelCard) -> ModelClaim:
+        return ModelClaim(name=card.name, weights="w")
+
+
+class Ended:
+    """A request that has ended on its engine."""
+
+    request = GenerationRequest(request_id="r", model="m", params=SamplingParams(seed=3))
+    card = CARD
+
+    def __init__(self) -> None:
+        self.prompts = [Prompt(packed=pack_ids([1, 2]), block_hashes=b"")]
+        self.sequences = [SequenceState(sequence_id="r-0", engine=Address("e-1", "i"), token_ids=[5, 6])]
+        self.sequences[0].finish_reason = "stop"
+        self.messages = RequestMessages(cast(Any, None), self.request, CARD, self.prompts)
+
+
+def test_an_engine_that_dies_after_its_work_is_told_as_it_was() -> None:
+    members, running = Living(), Ended()
+    order = ReceiptOrder(cast(Members, members), KEY, has_evidence=True)
+    order.follow(cast(Running, running))
+    order.look()
+    members.claims.clear()
+    order.look()
+    told = order.members()
+    receipt = decode(verified(told[MEMBER], None)[0])
+    assert receipt.engines == [EngineClaim(numerics="a")]
+    assert receipt.outputs[0].params == {"seed": 3}
+    assert receipt.outputs[0].digest == digest([5, 6])
+    assert receipt.prompts[0].digest == digest([1, 2])
+    assert told[EVIDENCE] == Evidence([[1, 2]], [[5, 6]])
 
 
 def test_engines_that_compute_alike_are_told_once_in_the_order_of_their_turns() -> None:

@@ -80,19 +80,26 @@ class ReceiptOrder:
         self._members, self._key, self._has_evidence = members, key, has_evidence
         self._running: Running | None = None
         self._engines = EnginesUsed()
+        self._seen: set[tuple[int, Address]] = set()
+        """Sequences with engines that were looked up already. They may have died since."""
 
     def follow(self, running: Running) -> None:
-        """Begins to follow the request, or its next run."""
-        self._running, self._engines = running, EnginesUsed()
+        """Begins to follow the request."""
+        self._running = running
 
     def look(self) -> None:
         """Notes the engines on which the sequences are."""
         assert self._running is not None
         for sequence in self._running.sequences:
             if sequence.prefill is not None:
-                self._engines.add(sequence.index, self._members.engine(sequence.prefill.engine))
+                self._add(sequence.index, sequence.prefill.engine)
             if sequence.engine is not None:
-                self._engines.add(sequence.index, self._members.engine(sequence.engine))
+                self._add(sequence.index, sequence.engine)
+
+    def _add(self, index: int, engine: Address) -> None:
+        if (index, engine) not in self._seen:
+            self._seen.add((index, engine))
+            self._engines.add(index, self._members.engine(engine))
 
     def members(self) -> dict[str, Any]:
         """Returns the signed receipt, and the evidence if it was asked for, as members of the answer.
