@@ -750,6 +750,12 @@ SESSION_BLOCKS_MAX = 2**20
 SESSIONS_MAX = 1000
 """Sessions that a key's list has; the oldest leave it."""
 
+# --- receipts ---
+RECEIPT_KEYS_MAX = 64
+"""Keys of a key file: a new one each month for five years. All are published and read at each check."""
+RECEIPT_BYTES_MAX = 64 * 2**20
+"""Size of a file with an answer and its receipt, or of a line of many: far above an answer of a full context."""
+
 # --- command line ---
 
 CHAT_HISTORY_LINES_MAX = 1000

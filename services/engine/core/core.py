@@ -18,7 +18,8 @@ from dataclasses import replace
 import msgspec
 
 from antiphon.services.engine.core.beams.beam_group import BeamGroups, further_beams
-from antiphon.services.engine.core.drafts.drafter import make_drafter
+from antiphon.services.engine.core.drafts.drafter import Drafter, make_drafter
+from antiphon.services.engine.core.drafts.expected import ExpectedTokens
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
@@ -106,16 +107,15 @@ class Core:
         if spec.params.beam is not None:
             self.checks.check_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size, self.facts.vocab_size)
-        sequence.waits_for_tokens = self.facts.num_stages > 1
+        # An expected output is drafted after known tokens only, so a step planned ahead would compute one token.
+        sequence.waits_for_tokens = self.facts.num_stages > 1 or bool(spec.expected_token_ids)
         sequence.whole_images = self.facts.mutual_images
         self.sequences[spec.sequence_id] = sequence
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
             return
         if self.num_speculative_tokens and spec.pooling is None and not spec.canary:
-            sequence.drafter = make_drafter(
-                self.num_speculative_tokens, predicts=self.facts.has_draft_layer, looks_up=self._looks_up
-            )
+            sequence.drafter = self._drafter(spec)
         self._num_added += 1
         if spec.canary:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.
@@ -132,6 +132,12 @@ class Core:
             sequence.move_to(Status.WAITING_FOR_KV)
             return
         self.scheduler.add(sequence)
+
+    def _drafter(self, spec: SequenceSpec) -> Drafter | None:
+        most = self.num_speculative_tokens
+        if spec.expected_token_ids:
+            return Drafter(None, ExpectedTokens(spec.expected_token_ids, spec.num_prompt_tokens, most))
+        return make_drafter(most, predicts=self.facts.has_draft_layer, looks_up=self._looks_up)
 
     def fork(self, source_id: str, spec: SequenceSpec) -> None:
         """Queues a sequence that has a prefix in common with a live one (the source), for a further choice.

@@ -211,6 +211,8 @@ class GuestOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine."""
     resumed: ResumedOutput | None = None
     """The output of a former run of this request that it continues, if any."""
+    orders: tuple[object, ...] = ()
+    """What features that the path does not know are to do in this request, each an object of a type of its own."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,6 +146,7 @@ class ResponseEndpoints:
                 await self.store.put(record)
 
         if body.background:
+            self._serving.check_comes_later(request, "a response in the background")
             return await self._start(request, context, encoder, kept, given.items)
         keeps = body.store or socket is not None or described.conversation_id is not None
         return await self._serving.answer(request, context, encoder, store if keeps else nothing)

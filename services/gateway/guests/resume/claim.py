@@ -1,6 +1,7 @@
 """A stream that a gateway takes over: its record, its known output, and the request that continues it."""
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -73,7 +74,13 @@ def is_recordable(context: RequestContext, body: bytes) -> bool:
 
 
 def new_record(
-    request: Request, context: RequestContext, host: Host, journal_from: int, *, outlives_client: bool
+    request: Request,
+    context: RequestContext,
+    host: Host,
+    journal_from: int,
+    *,
+    outlives_client: bool,
+    kept_headers: Collection[str] = (),
 ) -> StreamRecord:
     """Returns the record of a new stream, with the request's body and the path of its endpoint from `request.state`."""
     call = current_call()
@@ -92,6 +99,7 @@ def new_record(
         renewed_at=time.time(),
         outlives_client=outlives_client,
         journal_from=journal_from,
+        headers=tuple([(name, request.headers[name]) for name in sorted(kept_headers) if name in request.headers]),
     )
 
 
@@ -158,7 +166,11 @@ def stored_request(claim: Claim) -> Request:
         "raw_path": record.path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(claim.whole.body)).encode())],
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(claim.whole.body)).encode()),
+            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in record.headers),
+        ],
         "client": None,
         "server": None,
         "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},

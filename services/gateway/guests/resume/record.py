@@ -67,6 +67,8 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How often the request was started without getting further than `num_known`; the former gateways have died."""
     num_known: int = 0
     """Length of the known output at the last start: its tokens, and one for each sequence that had ended."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Headers of the request that the answer depends on (`StreamBook.kept_headers`)."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -52,12 +52,13 @@ ASKING: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of the commands that ask a server."""
 LOCAL = {"complete", "pull", "list", "rm", "quantize", "plan", "doctor", "ranktable", "tools-path", "version"} | {
-    "tap", "chaos", "bench latency", "bench throughput",
+    "tap", "chaos", "bench latency", "bench throughput", "verify",
 }  # fmt: skip
 """Commands that ask no server, or only one that they start, or one on this machine."""
 REFUSED: Mapping[str, tuple[str, ...]] = {
     "chat": ("Hi", "--response-format={"),
     "complete": ("x", "--temperature=5"),
+    "verify": ("day.jsonl", "--model=demo", "--sample=2"),
     "run-batch": ("none.jsonl", "out.jsonl"),
     "pull": ("/data/model",),
     "quantize": ("-i", "none", "-o", "out", "-quant_type", "awq", "-tp", "1", "-t", "bf16"),
