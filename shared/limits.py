@@ -171,6 +171,24 @@ USAGE_QUEUE_MAX = 10_000
 """Usage records that wait for one receiver; further ones are dropped and counted. Bounds memory while it is down."""
 USAGE_BATCH_MAX = 500
 """Usage records that are delivered together. Keeps one delivery below 500 KiB."""
+USAGE_LOG_BYTES = {"memory": 32 * 2**20, "file": 128 * 2**20}
+"""Size of the log with usage records: about 70,000 in memory. A record that no sink has taken waits there until the log
+is full; then the oldest are dropped."""
+USAGE_LOG_AGE_S = 7 * 24 * 3600.0
+"""How long a usage record is kept. For this time a request cannot get a second one."""
+USAGE_LOG_WAIT_S = 10.0
+"""How long a gateway that starts waits for the log of usage records. Without it, records go directly to the sink."""
+USAGE_LOST_S = 10.0
+"""How long nobody runs a request that has no usage record, before the request counts as lost. Longer than a gateway
+stands still because its machine is busy."""
+USAGE_LOOK_S = 5.0
+"""Interval in which a gateway looks again at requests that nobody runs."""
+USAGE_LOOK_ALL_S = 300.0
+"""Interval in which a gateway looks for such requests although no gateway has ended."""
+USAGE_TAIL_BYTES = 2**20
+"""Size of the end of a file of usage records in which its sink looks for records that it has: several batches."""
+USAGE_POLL_S = 1.0
+"""Interval in which the gateway that feeds a sink looks for records of other gateways."""
 USAGE_FLUSH_S = 5.0
 """How long a gateway that shuts down waits for a receiver to accept the last usage records."""
 STREAM_RESUME_S = 600.0
@@ -212,6 +230,14 @@ STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
 """Approximate size of one message of a journal. New tokens that need more are divided among several messages."""
 IDEMPOTENCY_S = 600.0
 """How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients retry."""
+IDEMPOTENCY_LOG_AGE_S = 3600.0
+"""How long the bus knows of a request with an `Idempotency-Key` whose gateway has not answered it."""
+IDEMPOTENCY_LOG_BYTES = {"memory": 16 * 2**20, "file": 128 * 2**20}
+"""Size of the log with these requests and their answers. Each gateway fills a part of it, in which the API key that has
+most loses its oldest answers first."""
+IDEMPOTENCY_SHARED_BYTES_MAX = 512 * 2**10
+"""Size of an answer that gateways share: it fits into a message of any NATS server. Larger ones have 100,000 tokens;
+only the gateway that has answered can repeat them."""
 IDEMPOTENCY_ANSWERS_MAX = 1024
 """Answers that a gateway keeps for repetitions; the API key that has most loses its oldest. Also the largest number of
 requests with an `Idempotency-Key` in progress."""

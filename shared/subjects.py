@@ -31,7 +31,10 @@ is `model_token` of the model's served name.
 | `models.ctl`                  | gateway              | ChangeModel (request)                                        |
 | `ended`                       | launcher             | MemberEnded                                                  |
 | `hb.<service>.<id>`           | every service        | Heartbeat                                                    |
-| `usage`                       | gateway              | UsageRecord                                                  |
+| `idem.<digest of a key>`       | gateway              | a request that may be repeated, its answer; kept by the bus  |
+| `usage.rec.<request id>`      | gateway              | UsageRecord, kept by the bus                                 |
+| `usage.open.<request id>`     | gateway              | a request that has no usage record yet, kept by the bus      |
+| `usage.sink.<name>`           | gateway              | which records a sink has, kept by the bus                    |
 | `step.<id>`                   | engine               | StepEvents                                                   |
 | `str.rec.<request id>`        | gateway              | the record of a stream, kept by the bus                      |
 | `res.<response id>`           | gateway              | a finished response, kept by the bus                         |
@@ -217,6 +220,26 @@ class StoredSubjects(_Namespace):
         """The events of one request that runs in the background; `*`: the events of all."""
         return self._join("bg", "ev", request_id)
 
+    def repeatable(self, name: str) -> str:
+        """One request with an idempotency key, and its answer; `*`: all of these."""
+        return self._join("idem", name)
+
+    def usage_record(self, request_id: str) -> str:
+        """The usage record of one request; `*`: the records of all. No service of the deployment subscribes to them."""
+        return self._join("usage", "rec", request_id)
+
+    def usage_open(self, request_id: str) -> str:
+        """One request that has no usage record yet; `*`: all of these."""
+        return self._join("usage", "open", request_id)
+
+    def usage_sink(self, name: str) -> str:
+        """Which usage records a sink has."""
+        return self._join("usage", "sink", name)
+
+    def usage(self) -> str:
+        """All three kinds, as a pattern."""
+        return self._join("usage", "*", "*")
+
 
 class Subjects(ServiceSubjects, GatewaySubjects, StoredSubjects):
     """Builds the subjects of one deployment. Several deployments can share a server under different namespaces."""
@@ -238,10 +261,6 @@ class Subjects(ServiceSubjects, GatewaySubjects, StoredSubjects):
     def replies(self) -> str:
         """The reply subjects of all members. Each has a part that only those who were asked know."""
         return self._join("inbox", "*", "*", ">")
-
-    def usage(self) -> str:
-        """Usage records of all gateways. No service of the deployment subscribes to them."""
-        return self._join("usage")
 
     def everything(self) -> str:
         """Every subject of the deployment."""

@@ -25,6 +25,7 @@ from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.edge.http.browsers import BrowserRules
 from antiphon.services.gateway.edge.http.edge import Edge
 from antiphon.services.gateway.edge.http.routing.routes import Routes
+from antiphon.services.gateway.edge.http.shared_answers import SharedAnswers
 from antiphon.services.gateway.edge.metrics import GatewayMetrics
 from antiphon.services.gateway.ops.admin.engines import EngineEndpoints
 from antiphon.services.gateway.ops.admin.models import ModelEndpoints
@@ -105,7 +106,8 @@ def create_app(
     app, apis = _application(), find_apis(api_room, guest_room)
     formats = http_errors.ErrorFormats({start: form for api in apis for start, form in api.error_formats.items()})
     http_errors.install(app, metrics.count_error, formats)
-    _add_edge(app, settings, keys, quotas, metrics, formats, [path for api in apis for path in api.streaming])
+    streaming = [path for api in apis for path in api.streaming]
+    _add_edge(app, settings, keys, quotas, metrics, formats, streaming, guests.offered(SharedAnswers))
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings, keys, guests)
     schemas = {start: schema for api in apis for start, schema in api.error_schemas.items()}
@@ -138,6 +140,7 @@ def _add_edge(
     metrics: GatewayMetrics,
     formats: http_errors.ErrorFormats,
     streaming: Sequence[str],
+    shared: SharedAnswers | None,
 ) -> None:
     app.add_middleware(
         Edge,
@@ -149,6 +152,7 @@ def _add_edge(
         prefix=settings.root_path.rstrip("/"),
         strict=Strictness(settings.unknown_parameters == "refuse", settings.long_outputs == "refuse"),
         streaming=streaming,
+        shared=shared,
         access_log=AccessLog(is_on=settings.access_log),
     )
 

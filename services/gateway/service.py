@@ -10,7 +10,7 @@ from antiphon.services.gateway.edge.access.kept_images import KeptImages
 from antiphon.services.gateway.edge.access.key_file import KeyFile
 from antiphon.services.gateway.edge.access.log_part import GatewayLogs
 from antiphon.services.gateway.edge.access.quotas import Quotas
-from antiphon.services.gateway.edge.access.usage import Receiver, UsageLedger
+from antiphon.services.gateway.edge.access.usage import Receiver, UsageBook, UsageLedger
 from antiphon.services.gateway.edge.access.usage_sinks import BusSink, sink_of
 from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
@@ -139,10 +139,11 @@ class GatewayService:
         return sum(beat.state != "draining" for beat in self._actor.gateways())
 
     def _make_ledger(self, host: Host) -> UsageLedger:
-        receivers = [Receiver("bus", BusSink(host.transport, host.subjects.usage()).deliver)]
+        receivers = [Receiver("bus", BusSink(host.transport, host.subjects.usage_record).deliver)]
         if self._sink is not None:
             receivers.append(Receiver("sink", self._sink.deliver))
-        return UsageLedger(host.id, receivers)
+        assert self._actor is not None
+        return UsageLedger(host.id, receivers, self._actor.guests.offered(UsageBook))
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects during the start would

@@ -72,9 +72,9 @@ class DurableLog(Protocol):
         """Returns the first message of a subject, which may have wildcards, from this sequence number on; else None."""
         ...
 
-    async def all_following(self, subject: str, sequence: int) -> list[Logged]:
+    async def all_following(self, subject: str, sequence: int, most: int = 0) -> list[Logged]:
         """Returns the messages of a subject, which may have wildcards, from this sequence number on, in order.
 
-        One round trip returns about `BATCH_MESSAGES` messages.
+        `most`: maximum number of messages; 0: all. One round trip returns about `BATCH_MESSAGES` messages.
         """
         ...

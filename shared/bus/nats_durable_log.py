@@ -101,24 +101,25 @@ class NatsDurableLog:
             raise self._unavailable(error) from error
         return Logged(found.seq or 0, found.data or b"")
 
-    async def all_following(self, subject: str, sequence: int) -> list[Logged]:
+    async def all_following(self, subject: str, sequence: int, most: int = 0) -> list[Logged]:
         """See DurableLog."""
         await self._ready()
         found: list[Logged] = []
         more = True
-        while more:
+        while more and (not most or len(found) < most):
+            wanted = min(BATCH_MESSAGES, most - len(found)) if most else BATCH_MESSAGES
             try:
-                batch, more = await self._batch(subject, sequence)
+                batch, more = await self._batch(subject, sequence, wanted)
             except errors.Error as error:
                 raise self._unavailable(error) from error
             found += batch
             sequence = found[-1].sequence + 1 if found else sequence
         return found
 
-    async def _batch(self, subject: str, sequence: int) -> tuple[list[Logged], bool]:
+    async def _batch(self, subject: str, sequence: int, count: int) -> tuple[list[Logged], bool]:
         """Returns the next messages, and whether there may be more. A server before 2.11 sends one at a time."""
         inbox = self._client.new_inbox()
-        wanted = {"seq": sequence, "next_by_subj": subject, "batch": BATCH_MESSAGES, "max_bytes": _BATCH_BYTES}
+        wanted = {"seq": sequence, "next_by_subj": subject, "batch": count, "max_bytes": _BATCH_BYTES}
         replies = await self._client.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
         found: list[Logged] = []
         try:

@@ -14,7 +14,7 @@ def stores(subjects: Subjects, storage: Storage | None) -> list[LogConfig | Buck
     buckets = [quotas(subjects), adapters(subjects), models(subjects)]
     if storage is None:
         return [*buckets]
-    logs = (stream_records, stream_journals, responses, background_records, background_events)
+    logs = (stream_records, stream_journals, responses, background_records, background_events, usage, repeatable)
     return [*buckets, *(log(subjects, storage) for log in logs)]
 
 
@@ -89,4 +89,28 @@ def background_events(subjects: Subjects, storage: Storage) -> LogConfig:
         max_age_s=limits.RESPONSE_TTL_S,
         max_bytes=limits.BACKGROUND_EVENT_BYTES[storage],
         clears=True,
+    )
+
+
+def usage(subjects: Subjects, storage: Storage) -> LogConfig:
+    """The usage records of requests, the requests that have none yet, and which records the sinks have."""
+    return LogConfig(
+        name=bucket_name(subjects.namespace, "usage"),
+        subject=subjects.usage(),
+        storage=storage,
+        max_age_s=limits.USAGE_LOG_AGE_S,
+        max_bytes=limits.USAGE_LOG_BYTES[storage],
+        per_subject=1,
+    )
+
+
+def repeatable(subjects: Subjects, storage: Storage) -> LogConfig:
+    """The requests with an idempotency key, and their answers."""
+    return LogConfig(
+        name=bucket_name(subjects.namespace, "idempotency"),
+        subject=subjects.repeatable("*"),
+        storage=storage,
+        max_age_s=limits.IDEMPOTENCY_LOG_AGE_S,
+        max_bytes=limits.IDEMPOTENCY_LOG_BYTES[storage],
+        per_subject=1,
     )

@@ -44,24 +44,26 @@ class StreamTaken(Message, frozen=True, array_like=True, tag=True):
     """Fencing token of the new run; runs with a lower one end."""
 
 
-UsageOutcome = Literal["completed", "cancelled", "failed"]
+UsageOutcome = Literal["completed", "cancelled", "failed", "lost"]
 
 
 class UsageRecord(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """The usage of one generation request. Sent once, when the request ends for any reason. Not answered.
 
-    A request that is refused before it starts has no record; the records of a gateway that dies are lost. Tokens that
-    an engine has computed but that have not reached the gateway (because the engine died) are not known.
+    A request that is refused before it starts has no record. Tokens that an engine has computed but that have not
+    reached the gateway (because the engine died) are not known, nor those of a run that another gateway has continued.
     """
 
     request_id: str
     """The server's own id, which is also in the answer's `id`. Unique, so a receiver can detect duplicate records."""
     gateway_id: str
+    """The gateway on which the request has ended."""
     key: str
     """Name of the API key; `anonymous` without keys."""
     model: str
     outcome: UsageOutcome
-    """`cancelled`: the client has disconnected."""
+    """`cancelled`: the client has disconnected. `lost`: its gateway has ended before it, and nobody has continued it.
+    Then tokens are those that were recorded (docs/guides/streams.md), 0 if none were."""
     error_code: str = ""
     """Code of `antiphon.shared.errors` if the request has failed."""
     finish_reasons: tuple[str, ...] = ()

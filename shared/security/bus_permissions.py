@@ -33,9 +33,9 @@ BUCKETS: dict[str, tuple[Role, ...]] = {
     "models": ("gateway", "launcher"),
 }
 """Key-value stores, and the roles that read and write them."""
-LOGS = ("streams", "stream-tokens", "responses", "background", "background-events")
-"""Logs on JetStream that gateways write and read: the records of streams, their tokens, finished responses, and the
-records and events of responses that run in the background."""
+LOGS = ("streams", "stream-tokens", "responses", "background", "background-events", "usage", "idempotency")
+"""Logs on JetStream that gateways write and read: the records of streams, their tokens, finished responses, the
+records and events of responses that run in the background, usage records, and answers that may be repeated."""
 _OTHER_REPLIES = "_INBOX.>"
 """The reply subjects of NATS's own tools, which ask services for their names and statistics."""
 
@@ -79,6 +79,7 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.any_vision(),
             subjects.models_control(),
             subjects.usage(),
+            subjects.repeatable("*"),
             subjects.stream_record("*"),
             subjects.stream_journal(member, "*"),
             subjects.response("*"),

@@ -66,6 +66,8 @@ async def test_many_messages_are_read_in_order_without_a_request_for_each(bus, s
     found = await one.all_following(subject, 1)
     assert found == [Logged(number, b"%d" % i) for i, number in enumerate(numbers)]
     assert await one.all_following(subject, numbers[-2]) == found[-2:]
+    assert await one.all_following(subject, numbers[2], 3) == found[2:5]
+    assert await one.all_following(subject, 1, BATCH_MESSAGES + 1) == found[: BATCH_MESSAGES + 1]
     assert await one.all_following(subject, numbers[-1] + 1) == []
     assert len(await one.all_following(f"{subjects.namespace}.log0.*", 1)) == count + 1
     large = [await one.append(other, bytes(2**19)) for _ in range(12)]

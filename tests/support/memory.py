@@ -22,7 +22,7 @@ from antiphon.shared import limits
 from antiphon.shared.bus.transport import Delivery
 from tests.support.faults import Fault, Faults, Rule, matches
 from tests.support.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
-from tests.support.memory_durable_log import LogEntry
+from tests.support.memory_durable_log import LogEntry, MemoryDurableLog
 from tests.support.memory_key_value import Bucket
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class MemoryBus:
         """Whether key-value stores can be reached, like a server with JetStream."""
         self.buckets: dict[str, Bucket] = {}
         self.logs: dict[str, list[LogEntry]] = {}
+        self.capturing: dict[str, MemoryDurableLog] = {}
+        """For each log, what stores published messages in it."""
         self.observer: Callable[[str, Flight], None] | None = None
         """Called with the fate of each message (the name of a counter) and the message."""
         self._pending_max = pending_max
@@ -147,6 +149,9 @@ class MemoryBus:
 
     def route(self, sender: MemoryTransport, delivery: Delivery) -> None:
         """Sends a message to all matching subscriptions. If there are none, a request gets the answer NO_RESPONDERS."""
+        for log in self.capturing.values() if self.has_store else ():
+            if log.captures(delivery.subject):
+                log.store(delivery.subject, delivery.payload)
         self.largest_payload = max(self.largest_payload, len(delivery.payload))
         targets = self._targets(delivery.subject)
         for target in targets:

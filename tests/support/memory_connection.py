@@ -167,7 +167,9 @@ class MemoryTransport:
 
     def durable_log(self, config: LogConfig, *, timeout_s: float) -> MemoryDurableLog:
         """See Transport."""
-        return MemoryDurableLog(self, self.bus.logs.setdefault(config.name, []), config, timeout_s)
+        log = MemoryDurableLog(self, self.bus.logs.setdefault(config.name, []), config, timeout_s)
+        self.bus.capturing.setdefault(config.name, log)
+        return log
 
     async def make_store(self, config: LogConfig | BucketConfig, *, replicas: int, timeout_s: float) -> None:
         """See NatsTransport. On this bus every store exists."""

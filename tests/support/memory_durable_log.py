@@ -35,10 +35,18 @@ class MemoryDurableLog:
         newest = await self.last(subject)
         if last is not None and last != (newest.sequence if newest else 0):
             return None
-        if newest is not None and self._config.per_subject == 1:
-            self._entries[newest.sequence - 1] = LogEntry(subject, None)
-        self._entries.append(LogEntry(subject, payload))
+        self.store(subject, payload)
         return len(self._entries)
+
+    def store(self, subject: str, payload: bytes) -> None:
+        """Stores a message, as the server does with all that is published to a subject of the log."""
+        if self._config.per_subject == 1 and (former := self._kept(subject)):
+            self._entries[former[-1].sequence - 1] = LogEntry(subject, None)
+        self._entries.append(LogEntry(subject, payload))
+
+    def captures(self, subject: str) -> bool:
+        """Whether a subject is one of the log's."""
+        return fnmatch.fnmatchcase(subject, self._config.subject)
 
     async def clear(self, subject: str, *, last: int | None = None) -> None:
         """See DurableLog."""
@@ -58,10 +66,10 @@ class MemoryDurableLog:
         await self._reach()
         return next((one for one in self._kept(subject) if one.sequence >= sequence), None)
 
-    async def all_following(self, subject: str, sequence: int) -> list[Logged]:
+    async def all_following(self, subject: str, sequence: int, most: int = 0) -> list[Logged]:
         """See DurableLog."""
         await self._reach()
-        return [one for one in self._kept(subject) if one.sequence >= sequence]
+        return [one for one in self._kept(subject) if one.sequence >= sequence][: most or None]
 
     def _kept(self, subject: str) -> list[Logged]:
         numbered = enumerate(self._entries, start=1)

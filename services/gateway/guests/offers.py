@@ -1,6 +1,6 @@
 """What one guest offers to others (`Guests.offer`), so that they need not know its folder."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class UploadedFile(Protocol):
@@ -26,4 +26,23 @@ class UploadedFiles:
 
     async def read(self, file_id: str) -> bytes:
         """Returns the data of an existing file, which the caller knows to be small. Raises FileNotFoundError."""
+        raise NotImplementedError
+
+
+class RecordedOutput(NamedTuple):
+    """What the bus has of a request that can be continued. `ended`: its output is complete."""
+
+    until: float
+    """Unix time up to which the request can be continued; after it nobody will."""
+    ended: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class RecordedRequests:
+    """The requests that another gateway can continue."""
+
+    async def recorded(self, request_id: str) -> RecordedOutput | None:
+        """Returns what the bus has of a request; None if it cannot be continued. Raises LogUnavailableError."""
         raise NotImplementedError

@@ -32,6 +32,7 @@ from antiphon.services.gateway.edge.http.errors import as_service_error
 from antiphon.services.gateway.edge.http.json_response import encoded_response
 from antiphon.services.gateway.edge.http.routing.direct_route import Endpoint
 from antiphon.services.gateway.edge.http.server.connection import CLOSE
+from antiphon.services.gateway.edge.http.shared_answers import REPEATABLE
 from antiphon.services.gateway.edge.metrics import GatewayMetrics
 from antiphon.services.gateway.path.generation import (
     Backend,
@@ -54,6 +55,10 @@ LAST_EVENT_ID = "last-event-id"
 """Header with the position at which a client resumes a stream."""
 RESUMABLE = "x-antiphon-resumable"
 """Header of a client that asks for a resumable stream."""
+_NOT_REPEATABLE = (
+    "This stream cannot be recorded now, so it could not be repeated: send it with 'stream' false, or without "
+    "'Idempotency-Key'."
+)
 
 
 class Sink(Protocol):
@@ -96,6 +101,14 @@ class RecordedStream(Protocol):
         """Returns the events after the output. Called once."""
         ...
 
+    def updates(self, generation: Generation, batch: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """Returns new output with the tokens that this run continues, for a whole answer. Raises ServiceError."""
+        ...
+
+    async def whole(self, run: "ResponseRunner", receive: Receive) -> bytes:
+        """Returns the body of a whole answer. Called once, instead of `serve`. Raises ServiceError."""
+        ...
+
     async def serve(self, run: "ResponseRunner", receive: Receive, channel: sse.EventChannel) -> None:
         """Runs the request for a client; may continue after the client has disconnected. Called once.
 
@@ -127,6 +140,10 @@ class StreamBook:
             return await endpoint(request)
 
         return resuming
+
+    def can_resume(self, path: str) -> bool:
+        """Whether streams of this route can be recorded."""
+        return False
 
     async def resumed(self, request: Request, path: str) -> Response:
         """Returns the rest of the stream that a request of this route names. Raises ServiceError."""
@@ -281,13 +298,18 @@ class Serving:
     ) -> Response:
         """Runs a generation and returns its answer, whole or as a stream. Raises ServiceError."""
         recorded: RecordedStream | None = None
-        if context.stream and (book := self.streams) is not None:
+        if (book := self.streams) is not None:
             asked = RESUMABLE in request.headers or "resumption" in request.scope["state"]
-            recorded = await book.begin(request, context) if asked or book.records_all else None
+            is_recorded = asked or (context.stream and book.records_all)
+            recorded = await book.begin(request, context) if is_recorded else None
+        if recorded is None and context.stream and REPEATABLE in request.scope["state"]:
+            raise ServiceError("invalid_value", _NOT_REPEATABLE, param="Idempotency-Key")
         request.state.body = b""  # a recorded stream has what it needs of it
         run = self.runner(request, context, encoder, before_end, recorded)
         if context.stream:
             return StreamedAnswer(run, self.settings.keep_alive_s, recorded)
+        if recorded is not None:
+            return encoded_response(await recorded.whole(run, request.receive))
         return encoded_response(await run.whole(request.receive))
 
 
@@ -353,7 +375,7 @@ class ResponseRunner:
     async def _collect(self, generation: Generation) -> None:
         async for batch in generation.updates():
             self._start_parsing(generation)
-            for update in batch:
+            for update in batch if self._recorded is None else self._recorded.updates(generation, batch):
                 choice, text = self._take(update)
                 choice.text.append(text)
         self._complete(generation)

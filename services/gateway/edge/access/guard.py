@@ -37,6 +37,9 @@ CHARS_PER_TOKEN = 4
 """Characters per token, to estimate the number of a prompt's tokens before it is tokenized. When the request has ended,
 the true number is counted in place of the estimate."""
 
+_CONTINUED = ("stream_taken", "draining")
+"""Causes of the end of a run for which another run may continue the request."""
+
 
 class GuardedBackend:
     """Implements `generation.Backend` on top of another backend.
@@ -234,6 +237,8 @@ class GuardedGeneration:
                 return
             self._record.admitted()
             self._inner = self._backend.generate(self._request)
+            # Nothing of the request has been sent yet: what an engine computes belongs to a request that was noted.
+            self._usage.opened(self._usage_record(TokenCounts(), "lost", ""))
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
@@ -278,7 +283,8 @@ class GuardedGeneration:
             else:
                 self._reservation.finish(counts.prompt + counts.generated)
         if self._inner is not None:
-            self._usage.record(self._usage_record(counts, outcome, error_code))
+            record = self._usage_record(counts, outcome, error_code)
+            (self._usage.left if cause in _CONTINUED else self._usage.record)(record)
 
     def _generated(self, counts: TokenCounts, error: str) -> Generated:
         return Generated(
@@ -293,6 +299,9 @@ class GuardedGeneration:
         )
 
     def _usage_record(self, counts: TokenCounts, outcome: UsageOutcome, error_code: str) -> UsageRecord:
+        """Returns the usage of the request. The tokens of a former run, which this one continues, belong to it."""
+        resumed = self._request.guests.resumed
+        num_former = 0 if resumed is None else resumed.num_tokens
         return UsageRecord(
             request_id=self._request.request_id,
             gateway_id=self._usage.gateway_id,
@@ -303,8 +312,8 @@ class GuardedGeneration:
             finish_reasons=tuple(self._finish_reasons),
             prompt_tokens=counts.prompt,
             cached_tokens=counts.cached,
-            computed_tokens=counts.computed,
-            completion_tokens=self._num_shown,
+            computed_tokens=counts.computed + num_former,
+            completion_tokens=self._num_shown + num_former,
             discarded_tokens=max(0, counts.generated - self._num_shown),
             received_at=self._received_at,
             time_to_first_token_s=self._first_token_s,

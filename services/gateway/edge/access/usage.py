@@ -2,6 +2,9 @@
 
 Each receiver has a bounded queue and a task that delivers from it, in batches, with retries. If a receiver is down for
 so long that its queue is full, further records are dropped and counted.
+
+Where the bus keeps usage records, a guest offers a `UsageBook`: the gateway gives its records to it alone, and the book
+feeds the sink from what the bus has.
 """
 
 import asyncio
@@ -35,6 +38,11 @@ class Receiver:
         self._waiting: deque[UsageRecord] = deque()
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record waits."""
+        return not self._waiting
 
     def put(self, record: UsageRecord) -> None:
         """Queues a record, or drops it if the queue is full."""
@@ -81,18 +89,90 @@ class Receiver:
         self._is_failing = True
 
 
+@dataclass(slots=True)
+class ReceiverCount:
+    """Records that a receiver took, and those that were dropped because it was down too long."""
+
+    num_delivered: int = 0
+    num_dropped: int = 0
+
+
+class UsageBook:
+    """Records on the bus that a request runs, and its usage once, whichever gateway ends it. Offered by a guest."""
+
+    otherwise: Callable[[UsageRecord], None]
+    """Where records go if the bus turns out to keep none. Set before the first request."""
+
+    def opened(self, started: UsageRecord) -> None:
+        """Notes that a request starts. Does not wait. `started`: its record so far; `outcome` has no meaning."""
+        raise NotImplementedError
+
+    def record(self, record: UsageRecord) -> None:
+        """Takes the record of a request that has ended. Does not wait."""
+        raise NotImplementedError
+
+    def left(self, record: UsageRecord) -> None:
+        """Notes that another gateway may continue a request, or another run of this one. Does not wait.
+
+        `record`: what is recorded if nobody does.
+        """
+        raise NotImplementedError
+
+    async def flush(self) -> None:
+        """Delivers the queued records, at the end of the process."""
+        raise NotImplementedError
+
+    def counts(self) -> dict[str, ReceiverCount]:
+        """Returns the counts by receiver."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class UsageLedger:
-    """Receives the usage record of each request of a gateway. Without receivers the records are dropped."""
+    """Receives the usage record of each request of a gateway. Without `book` and receivers the records are dropped."""
 
     gateway_id: str = ""
     receivers: Sequence[Receiver] = ()
+    book: UsageBook | None = None
+
+    def __post_init__(self) -> None:
+        if self.book is not None:
+            self.book.otherwise = self._directly
+
+    def opened(self, started: UsageRecord) -> None:
+        """Notes that a request starts. See UsageBook."""
+        if self.book is not None:
+            self.book.opened(started)
 
     def record(self, record: UsageRecord) -> None:
         """Passes a record to every receiver. To be called once for each request. Does not wait."""
-        for receiver in self.receivers:
-            receiver.put(record)
+        if self.book is not None:
+            self.book.record(record)
+        else:
+            self._directly(record)
+
+    def left(self, record: UsageRecord) -> None:
+        """As `record`, for a request that another run may continue."""
+        if self.book is not None:
+            self.book.left(record)
+        else:
+            self._directly(record)
 
     async def close(self) -> None:
         """Delivers the queued records, at the end of the process."""
+        if self.book is not None:
+            await self.book.flush()
         await asyncio.gather(*(receiver.close(limits.USAGE_FLUSH_S) for receiver in self.receivers))
+
+    def counts(self) -> dict[str, ReceiverCount]:
+        """Returns the counts by the name of the receiver."""
+        found = self.book.counts() if self.book is not None else {}
+        for receiver in self.receivers:
+            count = found.setdefault(receiver.name, ReceiverCount())
+            count.num_delivered += receiver.num_delivered
+            count.num_dropped += receiver.num_dropped
+        return found
+
+    def _directly(self, record: UsageRecord) -> None:
+        for receiver in self.receivers:
+            receiver.put(record)

@@ -23,8 +23,8 @@ class UsageCollector(Collector):
         dropped = CounterMetricFamily(
             "antiphon:usage_records_dropped", "Usage records lost: the receiver was down too long", labels=("receiver",)
         )
-        for receiver in self._ledger.receivers:
-            delivered.add_metric([receiver.name], receiver.num_delivered)
-            dropped.add_metric([receiver.name], receiver.num_dropped)
+        for name, count in self._ledger.counts().items():
+            delivered.add_metric([name], count.num_delivered)
+            dropped.add_metric([name], count.num_dropped)
         yield delivered
         yield dropped

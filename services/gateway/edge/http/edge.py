@@ -27,10 +27,11 @@ from antiphon.services.gateway.edge.http.admission import Admission
 from antiphon.services.gateway.edge.http.auth import ApiKeys
 from antiphon.services.gateway.edge.http.browsers import BrowserRules
 from antiphon.services.gateway.edge.http.errors import ErrorFormats, as_service_error, error_response
-from antiphon.services.gateway.edge.http.idempotency import REPEATED, Idempotency
+from antiphon.services.gateway.edge.http.idempotency import Idempotency
 from antiphon.services.gateway.edge.http.in_process import INTERNAL
 from antiphon.services.gateway.edge.http.request_body import HeldBody
 from antiphon.services.gateway.edge.http.server.web_socket import SOCKET, HeldMessages
+from antiphon.services.gateway.edge.http.shared_answers import REPEATED, SharedAnswers
 from antiphon.services.gateway.edge.metrics import GatewayMetrics
 from antiphon.shared import limits
 from antiphon.shared.actors.fair_work import Shares
@@ -51,7 +52,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class Edge:
     """Wraps an application. `prefix`: path under which a proxy serves it; requests may have the prefix or not.
 
-    `strict`: what is refused and not only told. `streaming`: see Idempotency.
+    `strict`: what is refused and not only told. `streaming`, `shared`: see Idempotency.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class Edge:
         prefix: str = "",
         strict: Strictness = _LENIENT,
         streaming: Collection[str] = (),
+        shared: SharedAnswers | None = None,
         access_log: AccessLog | None = None,
     ) -> None:
         self.app, self.access_log = app, access_log or AccessLog(is_on=False)
         self._admission = Admission(app, quotas)
-        self._repeatable = Idempotency(self._admission, streaming=streaming)
+        self._repeatable = Idempotency(self._admission, streaming=streaming, shared=shared)
         self.keys, self.browsers, self.strict = keys, browsers, strict
         self.metrics, self.formats = metrics, formats
         self.turns, self.bodies = Turns(), Shares(limits.BODIES_BYTES_MAX)

@@ -3,8 +3,9 @@
 This is for clients that repeat a request because they do not know whether it was executed. The request runs once, and
 its answer is stored for `IDEMPOTENCY_S`; a repetition that arrives before the answer waits for it. The request runs to
 its end even if its client disconnects. Only complete, successful answers are stored, so a failed request can be
-repeated. The header is refused for streams, and for uploads, which are too large for memory. Each gateway stores its
-own answers.
+repeated. Where the bus keeps records, gateways share the answers (`shared_answers`), and the repetition of a stream
+gets the recorded stream from its beginning. The header is refused for other streams, and for uploads, which are too
+large for memory.
 """
 
 import asyncio
@@ -13,27 +14,34 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.services.gateway.edge.access.call import current_call, route_path
 from antiphon.services.gateway.edge.http import request_body
 from antiphon.services.gateway.edge.http.disconnect import unless_gone
+from antiphon.services.gateway.edge.http.shared_answers import (
+    REPEATED,
+    REPLAYED,
+    Answer,
+    Asked,
+    SharedAnswers,
+    SharedRuns,
+    answer_of,
+    check_same,
+    header,
+)
 from antiphon.shared import limits
 from antiphon.shared.actors.fair_work import Shares
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.structures.kept import Kept
 
 log = logging.getLogger(__name__)
-REPEATED = b"idempotency-key"
-_REPLAYED = (b"idempotency-replayed", b"true")
 _FORM = b"multipart/form-data"
-_STREAMED = (b"text/event-stream", b"application/x-ndjson")
-"""Content types of streams. A stream that fails after its beginning has the status of success."""
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
@@ -51,37 +59,11 @@ class _Name(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Answer:
-    """A complete response."""
-
-    status: int = 500
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
-    body: bytearray = field(default_factory=bytearray)
-
-    def add(self, message: MutableMapping[str, Any]) -> None:
-        """Adds a message of the application."""
-        if message["type"] == "http.response.start":
-            self.status, self.headers = message["status"], list(message.get("headers", ()))
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the response may be repeated: it is successful and not a stream, which may have failed midway."""
-        return 200 <= self.status < 300 and not _header(self.headers, b"content-type").startswith(_STREAMED)
-
-    async def send(self, send: Send, *more: tuple[bytes, bytes]) -> None:
-        """Sends the response, with further headers."""
-        await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, *more]})
-        await send({"type": "http.response.body", "body": bytes(self.body)})
-
-
-@dataclass(slots=True)
 class _Kept:
     """A stored answer. `at`: time of the first answer, monotonic seconds."""
 
     fingerprint: bytes
-    answer: _Answer
+    answer: Answer
     at: float
 
 
@@ -90,19 +72,25 @@ class _Running:
     """A request in progress, for which its repetitions wait."""
 
     fingerprint: bytes
-    task: "asyncio.Task[_Answer]"
+    task: "asyncio.Task[Answer]"
 
 
 class Idempotency:
     """Wraps an application. Bounded in number and size: the API key that has most loses its oldest answers.
 
-    `streaming`: paths of routes that answer with a stream unless the body's `stream` is false.
+    `streaming`: paths of routes that answer with a stream unless the body's `stream` is false. `shared`: what gateways
+    share; None: each has its own answers.
     """
 
     def __init__(
-        self, app: ASGIApp, now: Callable[[], float] = time.monotonic, streaming: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        now: Callable[[], float] = time.monotonic,
+        streaming: Collection[str] = (),
+        shared: SharedAnswers | None = None,
     ) -> None:
-        self._app = app
+        self._app, self._shared = app, shared
+        self._runs = None if shared is None else SharedRuns(app, shared)
         self._now = now
         self._streaming = frozenset(streaming)
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -116,24 +104,29 @@ class Idempotency:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        key, path = _header(scope["headers"], REPEATED), route_path(scope)
+        key, path = header(scope["headers"], REPEATED), route_path(scope)
         if not _KEY.fullmatch(key):
             _refuse("'Idempotency-Key' must have 1 to 255 visible characters.")
-        if _header(scope["headers"], b"content-type").lower().startswith(_FORM):
+        if header(scope["headers"], b"content-type").lower().startswith(_FORM):
             _refuse("An upload cannot be repeated: send it without 'Idempotency-Key'.")
         body = await request_body.read(scope["headers"], receive)
-        _refuse_stream(body, by_default=path in self._streaming)
         name, fingerprint = _Name(current_call().key.name, path, key.decode()), hashlib.sha256(body).digest()
+        asked = Asked(name.client, name.id, fingerprint, scope, body)
+        if _is_stream(body, by_default=path in self._streaming):
+            if self._runs is None or self._shared is None or not self._shared.can_resume(path):
+                _refuse("This stream cannot be repeated: send it with 'stream' false, or without 'Idempotency-Key'.")
+            await self._runs.stream(asked, receive, send)
+            return
         if (kept := self._find(name)) is not None:
-            _check(kept.fingerprint, fingerprint)
-            await kept.answer.send(send, _REPLAYED)
+            check_same(kept.fingerprint, fingerprint)
+            await kept.answer.send(send, REPLAYED)
             return
         running, repeats = self._running.get(name), True
         if running is None:
-            running, repeats = self._start(name, fingerprint, scope, body), False
-        _check(running.fingerprint, fingerprint)
+            running, repeats = self._start(name, asked), False
+        check_same(running.fingerprint, fingerprint)
         answer = await unless_gone(receive, _result(running.task))
-        await answer.send(send, *((_REPLAYED,) if repeats else ()))
+        await answer.send(send, *((REPLAYED,) if repeats or answer.is_repetition else ()))
 
     def _find(self, name: _Name) -> _Kept | None:
         oldest = self._now() - limits.IDEMPOTENCY_S
@@ -141,28 +134,26 @@ class Idempotency:
             self._drop(next(iter(self._kept)))
         return self._kept.get(name.id)
 
-    def _start(self, name: _Name, fingerprint: bytes, scope: Scope, body: bytes) -> _Running:
+    def _start(self, name: _Name, asked: Asked) -> _Running:
         if not self._places.take(name.client, 1):
             raise ServiceError("server_is_overloaded", "Too many requests with an 'Idempotency-Key' are in progress.")
-        task = asyncio.get_running_loop().create_task(self._run(name, fingerprint, scope, body))
+        task = asyncio.get_running_loop().create_task(self._run(name, asked))
         task.add_done_callback(_retrieve)
-        self._running[name] = _Running(fingerprint, task)
+        self._running[name] = _Running(asked.fingerprint, task)
         return self._running[name]
 
-    async def _run(self, name: _Name, fingerprint: bytes, scope: Scope, body: bytes) -> _Answer:
+    async def _run(self, name: _Name, asked: Asked) -> Answer:
         """Runs a request and stores its answer. Continues if the client's connection ends."""
-        answer = _Answer()
-
-        async def collect(message: Message) -> None:
-            answer.add(message)
-
         try:
-            await self._app(scope, _receive_of(body), collect)
+            if self._runs is None:
+                answer = await answer_of(self._app, asked.scope, asked.body)
+            else:
+                answer = await self._runs.whole(asked)
         finally:
             del self._running[name]
             self._places.give_back(name.client, 1)
         if answer.is_repeatable:
-            self._keep(name, _Kept(fingerprint, answer, self._now()))
+            self._keep(name, _Kept(asked.fingerprint, answer, self._now()))
         return answer
 
     def _keep(self, name: _Name, kept: _Kept) -> None:
@@ -184,48 +175,24 @@ class _Streams(msgspec.Struct):
 _STREAMS = msgspec.json.Decoder(_Streams)
 
 
-def _refuse_stream(body: bytes, *, by_default: bool) -> None:
+def _is_stream(body: bytes, *, by_default: bool) -> bool:
+    """Whether a body asks for a stream."""
     try:
         stream = _STREAMS.decode(body).stream
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return  # the route reports what is wrong with the body
-    if stream is True or (stream is None and by_default):
-        _refuse("A stream cannot be repeated: send the request with 'stream' false, or without 'Idempotency-Key'.")
+        return False  # the route reports what is wrong with the body
+    return stream is True or (stream is None and by_default)
 
 
 def _refuse(told: str) -> NoReturn:
     raise ServiceError("invalid_value", told, param="Idempotency-Key")
 
 
-def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """Returns the value of a header; b"" if it is not there."""
-    return next((value for each, value in headers if each == name), b"")
-
-
-def _check(first: bytes, second: bytes) -> None:
-    if first != second:
-        message = "The same 'Idempotency-Key' was sent with another body. Use a new key for a new request."
-        raise ServiceError("idempotency_conflict", message, param="Idempotency-Key")
-
-
-def _receive_of(body: bytes) -> Receive:
-    """Returns the `receive` of a connection that has sent `body` and stays open."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
-    return receive
-
-
-async def _result(task: "asyncio.Task[_Answer]") -> _Answer:
+async def _result(task: "asyncio.Task[Answer]") -> Answer:
     return await asyncio.shield(task)
 
 
-def _retrieve(task: "asyncio.Task[_Answer]") -> None:
+def _retrieve(task: "asyncio.Task[Answer]") -> None:
     """Logs a failure, because there may be no client left to receive it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("a request with an Idempotency-Key failed: %r", error)

@@ -4,6 +4,7 @@ from antiphon.services.gateway.guests.background.requests import BackgroundStrea
 from antiphon.services.gateway.guests.background.store import BackgroundStore
 from antiphon.services.gateway.guests.resume.streams import Streams
 from antiphon.services.gateway.path.actor import GatewayActor
+from antiphon.shared import limits
 from antiphon.shared.config import GatewaySettings
 
 
@@ -20,4 +21,5 @@ def make(gateway: GatewayActor, settings: GatewaySettings) -> None:
     store = BackgroundStore(streams.store.images)
     requests = BackgroundStreams(gateway.host, store, streams.store, streams.journal, living)
     streams.receivers.append(requests.on_taken)
+    streams.stores.append((store, limits.RESPONSE_TTL_S))
     gateway.guests.offer(requests)

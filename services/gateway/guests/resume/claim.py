@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import Message
 
 from antiphon.services.gateway.apis.openai.request_context import RequestContext, Resumption
 from antiphon.services.gateway.edge.access.call import current_call
+from antiphon.services.gateway.edge.http.shared_answers import receive_of
 from antiphon.services.gateway.guests.resume.body_images import WholeBody
 from antiphon.services.gateway.guests.resume.position import Position
 from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
@@ -155,7 +155,7 @@ def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
 
 
 def stored_request(claim: Claim) -> Request:
-    """Returns the stream's original HTTP request, for its endpoint."""
+    """Returns the stream's original HTTP request, for its endpoint. Its connection stays open."""
     record = claim.record
     scope: dict[str, Any] = {
         "type": "http",
@@ -176,7 +176,4 @@ def stored_request(claim: Claim) -> Request:
         "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},
     }
 
-    async def receive() -> Message:
-        return {"type": "http.request", "body": claim.whole.body, "more_body": False}
-
-    return Request(scope, receive)
+    return Request(scope, receive_of(claim.whole.body))

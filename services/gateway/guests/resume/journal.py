@@ -44,6 +44,7 @@ class JournaledStream:
         self.record = record
         self.records = records
         self.on_lost = on_lost
+        self.num_prompt_tokens = record.num_prompt_tokens
         self.revision = 0
         """Revision of the record in the store; 0 if it is unknown."""
         self._replayed = replayed
@@ -54,13 +55,15 @@ class JournaledStream:
         self._engines = [one.engine for one in replayed]
         """For each sequence, the engine that the journal or the record names."""
 
-    def follow(self, outputs: Sequence[SequenceState], resumed: ResumedOutput | None) -> None:
+    def follow(
+        self, outputs: Sequence[SequenceState], resumed: ResumedOutput | None, num_prompt_tokens: int = 0
+    ) -> None:
         """Sets the output of the sequences, from which the tokens are read whenever they are needed.
 
         Called once, when there is output. So the token path does nothing for the journal. `resumed`: the output of the
         former run. This run has found the prompt in the cache, so the former run's number of cached tokens is kept.
         """
-        self._outputs = outputs
+        self._outputs, self.num_prompt_tokens = outputs, num_prompt_tokens
         if resumed is not None:
             self._num_cached = resumed.num_cached_tokens
 
@@ -201,7 +204,7 @@ class Journal:
         ended, self._ended = self._ended, []
         try:
             for part in _parts([*ended, *self.running.values()]):
-                entries = tuple([JournalEntry(one.record.request_id, one.record.fence, news) for one, news in part])
+                entries = tuple([_entry(one, news) for one, news in part])
                 self.position = await self._store.note(entries)
                 for one, news in part:
                     one.written(news)
@@ -232,7 +235,7 @@ class Journal:
             if found is not None and not stream.revision:
                 stream.on_lost()
                 return True
-        renewed = _renewed(record, stream.progress(), self.position + 1)
+        renewed = _renewed(stream, self.position + 1)
         revision = await store.replace(renewed, stream.revision)
         if revision is None:
             # Another gateway has the stream, or the store has dropped the record: the next attempt looks it up.
@@ -242,8 +245,18 @@ class Journal:
         return True
 
 
-def _renewed(record: StreamRecord, progress: tuple[Progress, ...], journal_from: int) -> StreamRecord:
-    return msgspec.structs.replace(record, progress=progress, journal_from=journal_from, renewed_at=time.time())
+def _entry(stream: JournaledStream, news: tuple[Progress, ...]) -> JournalEntry:
+    return JournalEntry(stream.record.request_id, stream.record.fence, news, stream.num_prompt_tokens)
+
+
+def _renewed(stream: JournaledStream, journal_from: int) -> StreamRecord:
+    return msgspec.structs.replace(
+        stream.record,
+        progress=stream.progress(),
+        journal_from=journal_from,
+        renewed_at=time.time(),
+        num_prompt_tokens=stream.num_prompt_tokens,
+    )
 
 
 def _parts(streams: list[JournaledStream]) -> Iterator[list[tuple[JournaledStream, tuple[Progress, ...]]]]:

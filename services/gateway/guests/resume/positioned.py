@@ -92,6 +92,12 @@ class PositionedEvents:
                 parts.append(self._encoded(encoder, piece, take, num_known))
         return b"".join(parts)
 
+    def updates(self, batch: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """Returns new output with the tokens that the run continues, for an answer without events."""
+        if self._cuts is None:
+            return batch
+        return [piece for update in merge(batch) for piece, _ in self._cuts[update.index].push(update)]
+
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """Returns the events after the output. Called once."""
         self._start(self._position.closing)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from antiphon.services.gateway.guests.offers import RecordedOutput
 from antiphon.services.gateway.guests.resume.body_images import BodyImage, FetchedImage
 from antiphon.shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 
@@ -69,6 +70,8 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Length of the known output at the last start: its tokens, and one for each sequence that had ended."""
     headers: tuple[tuple[str, str], ...] = ()
     """Headers of the request that the answer depends on (`StreamBook.kept_headers`)."""
+    num_prompt_tokens: int = 0
+    """Of all prompts; 0: not known yet. Written when the record is renewed."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -77,6 +80,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     fence: int
     progress: tuple[Progress, ...]
+    num_prompt_tokens: int = 0
 
 
 _RECORDS = msgspec.msgpack.Decoder(StreamRecord)
@@ -151,3 +155,16 @@ def accepted_of(record: StreamRecord, entries: list[JournalEntry]) -> list[Accep
     for progress in (*record.progress, *(one for entry in journal for one in entry.progress)):
         found.setdefault(progress.index, Accepted()).add(progress)
     return [found.get(index) or Accepted() for index in range(max(found, default=-1) + 1)]
+
+
+def output_of(record: StreamRecord, entries: list[JournalEntry], until: float) -> RecordedOutput:
+    """Returns how much output a request is known to have. `until`: Unix time up to which it can be continued."""
+    accepted = accepted_of(record, entries)
+    own = [entry.num_prompt_tokens for entry in entries if entry.request_id == record.request_id]
+    return RecordedOutput(
+        until=until,
+        ended=bool(accepted) and all(one.ended for one in accepted),
+        prompt_tokens=max([record.num_prompt_tokens, *own]),
+        cached_tokens=max((one.num_cached for one in accepted), default=0),
+        completion_tokens=sum(len(one.token_ids) for one in accepted),
+    )

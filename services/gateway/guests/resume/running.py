@@ -12,7 +12,7 @@ from antiphon.services.gateway.edge.http import sse
 from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, watched
 from antiphon.services.gateway.guests.resume.journal import JournaledStream
 from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
-from antiphon.services.gateway.path.generation import ResumedOutput
+from antiphon.services.gateway.path.generation import Generation, ResumedOutput, SequenceUpdate
 from antiphon.shared.errors import ServiceError
 
 
@@ -34,7 +34,7 @@ class RunningStream:
         self._grace_s = grace_s
         self._on_end = on_end
         self._work: asyncio.Task[None] | None = None
-        self._taken = self._is_handed_over = False
+        self._taken = self._is_handed_over = self._is_followed = False
         self._gone: BaseException | None = None
         """Why there is no client any more, if the run continues without it."""
         self._over = asyncio.Event()
@@ -42,12 +42,38 @@ class RunningStream:
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """See RecordedStream. From now on, the journal has the tokens."""
         if self.journaled is not None:
-            self.journaled.follow(state.generation.outputs, self.resumed)
+            self.journaled.follow(state.generation.outputs, self.resumed, state.num_prompt_tokens)
         return self._events.opening(encoder, state)
 
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """See RecordedStream."""
         return self._events.closing(encoder, state)
+
+    def updates(self, generation: Generation, batch: list[SequenceUpdate]) -> list[SequenceUpdate]:
+        """See RecordedStream. From the first call on, the journal has the tokens."""
+        if not self._is_followed and self.journaled is not None:
+            self._is_followed = True
+            self.journaled.follow(generation.outputs, self.resumed, generation.num_prompt_tokens)
+        return self._events.updates(batch)
+
+    async def whole(self, run: ResponseRunner, receive: Receive) -> bytes:
+        """See RecordedStream."""
+        self._work = task = asyncio.current_task()
+        assert task is not None
+        num_cancelled = task.cancelling()
+        try:
+            if self._taken:
+                raise taken()
+            return await run.whole(receive)
+        except asyncio.CancelledError:
+            if not (self._taken or self._is_handed_over):
+                raise
+            while task.cancelling() > num_cancelled:
+                task.uncancel()  # the cancellations were those of this object
+            raise taken() if self._taken else HandedOverError from None
+        finally:
+            self._work = None
+            self._end()
 
     async def serve(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
         """See RecordedStream. The run is in the current task."""

@@ -23,6 +23,7 @@ from antiphon.services.gateway.edge.http import request_body
 from antiphon.services.gateway.edge.http.json_response import json_response
 from antiphon.services.gateway.edge.http.routing.direct_route import Endpoint
 from antiphon.services.gateway.edge.http.server.web_socket import FROM_SOCKET
+from antiphon.services.gateway.guests.offers import RecordedOutput, RecordedRequests
 from antiphon.services.gateway.guests.resume.body_images import CutBody, WholeBody, without_images
 from antiphon.services.gateway.guests.resume.claim import (
     Claim,
@@ -35,9 +36,9 @@ from antiphon.services.gateway.guests.resume.cut import beyond_the_end
 from antiphon.services.gateway.guests.resume.journal import Journal, JournaledStream
 from antiphon.services.gateway.guests.resume.position import START, Position, parse
 from antiphon.services.gateway.guests.resume.positioned import PositionedEvents
-from antiphon.services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
+from antiphon.services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of, output_of
 from antiphon.services.gateway.guests.resume.running import RunningStream, taken
-from antiphon.services.gateway.guests.resume.store import StreamStore, body_of, unavailable
+from antiphon.services.gateway.guests.resume.store import RecordStore, StreamStore, body_of, unavailable
 from antiphon.services.gateway.path.guest import Guest
 from antiphon.shared import limits
 from antiphon.shared.actors.actor import Envelope, handles
@@ -53,7 +54,7 @@ _STORED_AFTER_S = (0.01, 0.03, 0.1, 0.2)
 """Pauses before a record that is not found is looked up again, seconds."""
 
 
-class Streams(Guest, StreamBook):
+class Streams(Guest, StreamBook, RecordedRequests):
     """The recorded streams. They are a guest of the gateway, and what the APIs record streams with.
 
     `grace_s`: how long a stream continues without its client, if the client asked for a resumable stream.
@@ -73,6 +74,9 @@ class Streams(Guest, StreamBook):
         super().__init__()
         self.journal = Journal(store)
         self.store = store
+        self.stores: list[tuple[RecordStore, float]] = [(store, limits.STREAM_RESUME_S)]
+        """Stores of records whose tokens are in the journal, and how long after a record was written its request can be
+        continued, seconds."""
         self.receivers: list[Callable[[StreamTaken], None]] = [self.on_taken]
         """Who is told that another gateway has taken over a stream."""
         self._heard = heard
@@ -86,6 +90,10 @@ class Streams(Guest, StreamBook):
         """See StreamBook."""
         self._endpoints[path] = endpoint
         return super().resumable(path, endpoint)
+
+    def can_resume(self, path: str) -> bool:
+        """See StreamBook."""
+        return path in self._endpoints
 
     async def resumed(self, request: Request, path: str) -> Response:
         """See StreamBook."""
@@ -111,6 +119,15 @@ class Streams(Guest, StreamBook):
         except LogUnavailableError as error:
             raise unavailable(error) from error
         return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
+
+    async def recorded(self, request_id: str) -> RecordedOutput | None:
+        """See RecordedRequests."""
+        for store, seconds in self.stores:
+            found = await store.find(request_id)
+            if found is not None:
+                record = found[0]
+                return output_of(record, await self.store.journal(record), record.renewed_at + seconds)
+        return None
 
     async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
         """Records a new or resumed stream. Returns None if it is not recorded."""

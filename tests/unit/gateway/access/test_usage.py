@@ -104,8 +104,8 @@ async def test_the_bus_carries_records_as_messages():
     bus = MemoryBus()
     sender, listener = bus.connect("gateway"), bus.connect("billing")
     came: list[bytes] = []
-    subject = Subjects().usage()
-    await listener.subscribe(subject, lambda delivery: came.append(delivery.payload))
+    subject = Subjects().usage_record
+    await listener.subscribe(subject("*"), lambda delivery: came.append(delivery.payload))
     await listener.barrier()
     await BusSink(sender, subject).deliver([record(1), record(2)])
     async with asyncio.timeout(60):
@@ -119,12 +119,26 @@ async def test_a_file_gets_a_line_for_each_and_may_be_moved_away(tmp_path: Path)
     sinks = [sink_of(f"file:{path}") for _ in range(2)]
     await asyncio.gather(*(sinks[number % 2].deliver([record(number), record(number)]) for number in range(20)))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert sorted(line["prompt_tokens"] for line in lines) == sorted([*range(20), *range(20)])
+    assert sorted(line["prompt_tokens"] for line in lines) == [*range(20)], "each once, whoever writes it again"
     assert (lines[0]["key"], lines[0]["outcome"], lines[0]["finish_reasons"]) == ("team", "completed", ["stop"])
     assert set(lines[0]) == set(UsageRecord.__struct_fields__)
     path.rename(tmp_path / "usage.1")
     await sinks[0].deliver([record(99)])
     assert json.loads(path.read_text())["request_id"] == "r99"
+
+
+async def test_a_new_process_finds_in_the_file_what_the_former_one_wrote(tmp_path: Path, monkeypatch):
+    path = tmp_path / "usage.jsonl"
+    await sink_of(f"file:{path}").deliver([record(number) for number in range(40)])
+    with path.open("a") as file:
+        file.write("no record\n")
+    await sink_of(f"file:{path}").deliver([record(39), record(40)])
+    ids = [line.split('"')[3] for line in path.read_text().splitlines() if line.startswith("{")]
+    assert ids == [f"r{number}" for number in range(41)]
+    monkeypatch.setattr(limits, "USAGE_TAIL_BYTES", 1000)
+    await sink_of(f"file:{path}").deliver([record(0), record(40)])
+    assert path.read_text().count('"r0"') == 2, "only the end of the file is read"
+    assert path.read_text().count('"r40"') == 1
 
 
 async def test_a_full_disk_leaves_no_half_line():
