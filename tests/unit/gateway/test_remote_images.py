@@ -10,7 +10,8 @@ from typing import ClassVar
 import pytest
 
 from antiphon.services.gateway.guests.images import remote
-from antiphon.services.gateway.guests.images.remote import RemoteImages, is_public
+from antiphon.services.gateway.guests.images.remote import RemoteImages
+from antiphon.shared.security.public_addresses import is_public
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
 

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from antiphon.services.gateway.apis.openai.request_context import RequestContext
-from antiphon.services.gateway.apis.openai.serving import ResponseRunner
+from antiphon.services.gateway.apis.openai.serving import Detached
 from antiphon.services.gateway.guests.background.event_writer import EventWriter
 from antiphon.services.gateway.guests.background.store import BackgroundStore, EventBatch, History
 from antiphon.services.gateway.guests.resume.body_images import without_images
@@ -44,7 +44,7 @@ class BackgroundRun:
         self.writer = writer
         self.record = record
 
-    async def run(self, runner: ResponseRunner) -> None:
+    async def run(self, runner: Detached) -> None:
         """Runs the request to its end. Raises ServiceError: 'stream_taken' if another gateway has it now."""
         writing = asyncio.create_task(self.writer.run(self.stream.take_away))
         try:
@@ -105,7 +105,8 @@ class BackgroundStreams:
         """
         accepted = accepted_of(record, await self._tokens.journal(record))
         position, owner_died = self._journal.position + 1, not self._is_own(record)
-        claimed = claimed_record(record, self._host, accepted, position, owner_died=owner_died)
+        num_events = len((await self.store.history(record.request_id)).events)
+        claimed = claimed_record(record, self._host, accepted, position, owner_died=owner_died, num_events=num_events)
         new_revision = await self.store.replace(claimed, revision)
         if new_revision is None:
             return None

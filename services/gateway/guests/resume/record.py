@@ -66,7 +66,8 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     starts: int = 1
     """How often the request was started without getting further than `num_known`; the former gateways have died."""
     num_known: int = 0
-    """Length of the known output at the last start: its tokens, and one for each sequence that had ended."""
+    """Length of the known output at the last start: its tokens and stored events, and one for each sequence that had
+    ended."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
