@@ -1,6 +1,8 @@
 """A real MCP server over HTTP for tests, as a thread or as a process: logs the key of each call that it gets.
 
-`python -m tests.support.mcp_server LOG` prints its port; LOG gets a line of JSON for each call before its answer.
+`python -m tests.support.mcp_server LOG [SECONDS]` prints its port; LOG gets a line of JSON for each call that it
+carries out, before its answer, which takes so many seconds. A call of `look_up` whose key it knows is not carried out
+again: it gets the first result.
 Its tools: `add` (not idempotent) and `look_up` (idempotent). How it misbehaves is set by `Behaviour`.
 """
 
@@ -79,8 +81,9 @@ class Handler(BaseHTTPRequestHandler):
         call = {"name": params["name"], "arguments": params["arguments"], "key": self.headers["Idempotency-Key"]}
         assert params["_meta"]["antiphon/idempotency-key"] == call["key"]
         with self.lock:
+            is_known = call["name"] == "look_up" and given.log is not None and call["key"] in given.keys
             given.calls.append(call)
-            if given.log is not None:
+            if given.log is not None and not is_known:
                 with given.log.open("a") as file:
                     file.write(json.dumps(call) + "\n")
         given.begun.set()
