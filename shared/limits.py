@@ -737,6 +737,9 @@ TOOL_OUTPUT_CHARS_MAX = 128 * 2**10
 """Characters of a result that the model is given and the response has. The rest is cut off, and the text says so."""
 TOOL_TRIES = 3
 """How often an idempotent call is sent, with the same key, until its result is known."""
+TOOL_LEAVE_S = 1.0
+"""How long a gateway that shuts down waits for the result of a call. Shorter than the time after which another gateway
+continues the response, which would not know the result."""
 TURN_STEPS_MAX = 64
 """Model steps of one response. The last one is run without tools, so that the response ends with an answer."""
 TURN_CALLS_MAX = 128

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ async def test_the_server_calls_tools_until_the_model_answers(system: System, st
 async def test_a_stream_has_the_events_of_lists_and_calls(system: System) -> None:
     system.says(said("add", n=1), "One.")
     async with system.client.responses.stream(model=NAME, input=ASK, tools=[MCP]) as stream:
-        events = [event async for event in stream]
+        events: list[Any] = [event async for event in stream]
         final = await stream.get_final_response()
     names = [event.type for event in events]
     assert names[:2] == ["response.created", "response.in_progress"]
@@ -108,10 +108,9 @@ async def test_a_stream_has_the_events_of_lists_and_calls(system: System) -> Non
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert final.output_text == "One."
     stored = await system.client.responses.retrieve(final.id)
-    assert [item.to_dict() for item in stored.output] == [
-        item.to_dict() for item in events[-1].response.output
-    ]
-    again = [event async for event in await system.client.responses.retrieve(final.id, stream=True)]
+    assert [item.id for item in stored.output] == [item.id for item in final.output]
+    assert stored.output_text == final.output_text
+    again: list[Any] = [event async for event in await system.client.responses.retrieve(final.id, stream=True)]
     assert [event.type for event in again] == names
 
 
@@ -219,72 +218,74 @@ async def test_a_lost_result_stops_the_response_unless_the_tool_is_idempotent(sy
     assert system.server.keys == [unknown.id, unknown.id]
 
 
-BAD: dict[str, Callable[[Behaviour], None]] = {
-    "slow": lambda server: setattr(server, "delay_s", 3.0),
-    "huge": lambda server: setattr(server, "raw", b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b"x" * 2**21),
-    "endless": lambda server: setattr(server, "raw", b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + b"data: x\n" * 2**18),
-    "malformed": lambda server: setattr(server, "raw", b"\x00\xff not http at all\r\n\r\n"),
-    "no json": lambda server: setattr(server, "raw", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{{{"),
-    "status": lambda server: setattr(server, "raw", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"),
-    "redirect": lambda server: setattr(server, "raw", b"HTTP/1.1 302 Go\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"),
-}  # fmt: skip
-UNKNOWN = ("slow", "malformed")
+OK = b"HTTP/1.1 200 OK\r\n"
+BAD = {
+    "huge": OK + b"Content-Type: application/json\r\n\r\n" + b"x" * 2**21,
+    "endless": OK + b"Content-Type: text/event-stream\r\n\r\n" + b"data: x\n" * 2**18,
+    "malformed": b"\x00\xff not http at all\r\n\r\n",
+    "no json": OK + b"Content-Length: 3\r\n\r\n{{{",
+    "status": b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n",
+    "redirect": b"HTTP/1.1 302 Go\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "slow": b"",
+}
 
 
-@pytest.mark.parametrize("kind", BAD)
-async def test_a_hostile_server_harms_only_its_own_turn(system: System, kind: str) -> None:
-    BAD[kind](system.server)
-    system.says(said("add", n=1), "Over.")
-    started = time.monotonic()
-    response = await system.create()
-    assert time.monotonic() - started < 10
-    assert response.status == ("incomplete" if kind in UNKNOWN else "completed"), response
-    assert response.output[1].status == ("incomplete" if kind in UNKNOWN else "failed")
-    assert len(system.server.calls) == 1
-    assert (await call(system.port, "GET", "/health")).status == 200
+async def test_a_hostile_server_harms_only_its_own_turn(system: System) -> None:
+    for kind, raw in BAD.items():
+        system.server.raw, system.server.delay_s = raw, 0.0 if raw else 3.0
+        system.server.calls.clear()
+        system.says(said("add", n=1), "Over.")
+        started = time.monotonic()
+        response = await system.create()
+        assert time.monotonic() - started < 10
+        is_unknown = kind in ("slow", "malformed")
+        assert response.status == ("incomplete" if is_unknown else "completed"), (kind, response)
+        assert response.output[1].status == ("incomplete" if is_unknown else "failed")
+        assert len(system.server.calls) == 1
+        assert (await call(system.port, "GET", "/health")).status == 200
 
 
-@pytest.mark.parametrize(
-    "tools",
-    [
-        [{"name": "a" * 80, "inputSchema": {"type": "object"}}],
-        [{"name": "add", "inputSchema": {"type": "array"}}],
-        [{"name": "add", "inputSchema": "no"}],
-        [TOOLS[0], TOOLS[0]],
-        [{"name": f"t{number}", "inputSchema": {"type": "object"}} for number in range(200)],
-        "nothing",
-        ["nothing"],
-    ],
+LIES: Any = (
+    [{"name": "a" * 80, "inputSchema": {"type": "object"}}],
+    [{"name": "add", "inputSchema": {"type": "array"}}],
+    [{"name": "add", "inputSchema": "no"}],
+    [TOOLS[0], TOOLS[0]],
+    [{"name": f"t{number}", "inputSchema": {"type": "object"}} for number in range(200)],
+    "nothing",
+    ["nothing"],
 )
-async def test_a_server_that_lies_about_its_tools_fails_the_response(system: System, tools: Any) -> None:
-    system.server.tools = tools
-    response = await system.create()
-    assert response.status == "failed"
-    assert "'sums'" in response.error.message
-    assert kinds(response) == ["mcp_list_tools"]
-    assert response.output[0].error
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"server_url": "http://169.254.169.254/latest"}, "tools[0].server_url"),
-        ({"server_url": "http://127.0.0.1:9/mcp"}, "tools[0].server_url"),
-        ({"server_url": "file:///etc/passwd"}, "tools[0].server_url"),
-        ({"server_label": "other"}, "tools[0].server_label"),
-        ({"connector_id": "other"}, "tools[0].connector_id"),
-        ({"server_label": "a b"}, "tools[0].server_label"),
-        ({"require_approval": "sometimes"}, "tools[0].require_approval"),
-        ({"allowed_tools": 3}, "tools[0].allowed_tools"),
-        ({"headers": {"Host": "x"}}, "tools[0].headers"),
-        ({"headers": {"X-A": "b\r\nC: d"}}, "tools[0].headers"),
-        ({"authorization": "é"}, "tools[0].authorization"),
-    ],
+async def test_a_server_that_lies_about_its_tools_fails_the_response(system: System) -> None:
+    for tools in LIES:
+        system.server.tools = tools
+        response = await system.create()
+        assert response.status == "failed"
+        assert "'sums'" in response.error.message
+        assert kinds(response) == ["mcp_list_tools"]
+        assert response.output[0].error
+
+
+WRONG: Any = (
+    ({"server_url": "http://169.254.169.254/latest"}, "tools[0].server_url"),
+    ({"server_url": "http://127.0.0.1:9/mcp"}, "tools[0].server_url"),
+    ({"server_url": "file:///etc/passwd"}, "tools[0].server_url"),
+    ({"server_label": "other"}, "tools[0].server_label"),
+    ({"connector_id": "other"}, "tools[0].connector_id"),
+    ({"server_label": "a b"}, "tools[0].server_label"),
+    ({"require_approval": "sometimes"}, "tools[0].require_approval"),
+    ({"allowed_tools": 3}, "tools[0].allowed_tools"),
+    ({"headers": {"Host": "x"}}, "tools[0].headers"),
+    ({"headers": {"X-A": "b\r\nC: d"}}, "tools[0].headers"),
+    ({"authorization": "é"}, "tools[0].authorization"),
 )
-async def test_a_wrong_tool_is_refused_by_name(system: System, fields: Any, param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as error:
-        await system.create(tools=[{**MCP, **fields}])
-    assert error.value.param == param
+
+
+async def test_a_wrong_tool_is_refused_by_name(system: System) -> None:
+    for fields, param in WRONG:
+        with pytest.raises(openai.BadRequestError) as error:
+            await system.create(tools=[{**MCP, **fields}])
+        assert error.value.param == param
     assert not system.server.headers
 
 

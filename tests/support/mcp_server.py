@@ -148,7 +148,8 @@ def running(behaviour: Behaviour) -> Iterator[str]:
 def main() -> None:
     behaviour = Behaviour(log=Path(sys.argv[1]), delay_s=float(sys.argv[2]) if len(sys.argv) > 2 else 0.0)
     server = server_of(behaviour)
-    print(server.server_port, flush=True)
+    sys.stdout.write(f"{server.server_port}\n")
+    sys.stdout.flush()
     server.serve_forever()
 
 

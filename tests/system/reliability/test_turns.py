@@ -21,7 +21,7 @@ from tests.system.served import ROOT, Served, fetch, serve_tiny, until_the_end, 
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16", "--gateways=2", "--engines=2")
-NUM_CALLS, NUM_TURNS, CALL_S = 6, 3, 0.15
+NUM_CALLS, NUM_TURNS, CALL_S = 8, 2, 0.05
 RESPONSES = "/v1/responses"
 
 
@@ -60,11 +60,15 @@ class System:
         """The calls that the tool has carried out."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    def kill(self, kind: str, chance: random.Random) -> None:
+    def reaches(self, count: int) -> None:
+        """Waits until so many calls were carried out."""
+        wait_until(lambda: len(self.made()) >= count, 60)
+
+    def kill(self, kind: str, chance: random.Random, number: signal.Signals = signal.SIGKILL) -> None:
         pids = {name: pid for name, pid in self.served.pids().items() if name.startswith(kind)}
         if pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[chance.choice(sorted(pids))], signal.SIGKILL)
+                os.kill(pids[chance.choice(sorted(pids))], number)
 
     def settle(self) -> None:
         """Waits until all processes are back."""
@@ -82,7 +86,6 @@ def transcript(response: dict[str, Any]) -> Any:
     """What a turn has given, without its own id."""
     assert response["error"] is None, response
     own = response["id"].removeprefix("resp_")
-    print(len(response["output"]), response["status"], response["usage"], response["incomplete_details"])
     return json.loads(json.dumps([response["status"], response["output"]]).replace(own, "_"))
 
 
@@ -116,17 +119,14 @@ def right(system: System, tool: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", slow_but([0], list(range(8))))
-def test_killed_gateways_and_engines_change_no_turn_and_repeat_no_call(
-    system: System, seed: int
-) -> None:
+def test_killed_gateways_and_engines_change_no_turn_and_repeat_no_call(system: System, seed: int) -> None:
     chance = random.Random(seed)
     system.settle()
     expected = right(system, "look_up")
     before = len(system.made())
     names = [system.start(number, "look_up") for number in range(NUM_TURNS)]
     for kind in ("gateway", "engine", "gateway"):
-        reached = len(system.made()) + chance.randrange(1, NUM_TURNS)
-        wait_until(lambda: len(system.made()) >= min(reached, before + NUM_TURNS * NUM_CALLS), 60)
+        system.reaches(min(len(system.made()) + chance.randrange(1, 4), before + NUM_TURNS * NUM_CALLS))
         time.sleep(chance.random() * CALL_S)
         system.kill(kind, chance)
     responses = [system.ended(name) for name in names]
@@ -138,10 +138,22 @@ def test_killed_gateways_and_engines_change_no_turn_and_repeat_no_call(
     assert sorted(keys) == sorted(item["id"] for item in items)
 
 
+@pytest.mark.parametrize("seed", slow_but([], list(range(4))))
+def test_a_gateway_that_shuts_down_waits_for_results(system: System, seed: int) -> None:
+    chance = random.Random(seed)
+    system.settle()
+    expected, before = right(system, "add"), len(system.made())
+    names = [system.start(number, "add") for number in range(NUM_TURNS)]
+    for _ in range(2):
+        system.reaches(min(len(system.made()) + 2, before + NUM_TURNS * NUM_CALLS))
+        system.kill("gateway", chance, signal.SIGTERM)
+    assert [transcript(system.ended(name)) for name in names] == expected
+    keys = [one["key"] for one in system.made()[before:]]
+    assert len(set(keys)) == len(keys) == NUM_TURNS * NUM_CALLS
+
+
 @pytest.mark.parametrize("seed", slow_but([], list(range(6))))
-def test_a_call_that_may_not_be_repeated_is_made_once_or_ends_its_turn(
-    system: System, seed: int
-) -> None:
+def test_a_call_that_may_not_be_repeated_is_made_once_or_ends_its_turn(system: System, seed: int) -> None:
     chance = random.Random(seed)
     system.settle()
     undisturbed = right(system, "add")

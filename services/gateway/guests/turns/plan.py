@@ -24,9 +24,9 @@ _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
 _OWN_HEADERS = frozenset(
     (
-        "accept accept-encoding connection content-length content-type expect host idempotency-key "
-        "mcp-protocol-version mcp-session-id te trailer transfer-encoding upgrade"
-    ).split()
+        *("accept", "accept-encoding", "connection", "content-length", "content-type", "expect", "host"),
+        *("idempotency-key", "mcp-protocol-version", "mcp-session-id", "te", "trailer", "transfer-encoding", "upgrade"),
+    )
 )
 _ALWAYS, _NEVER = "always", "never"
 
