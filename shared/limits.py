@@ -735,6 +735,9 @@ TOOL_ANSWER_BYTES_MAX = 2**20
 """Bytes that are read of one answer of an MCP server. With its event it fits into one message on the bus."""
 TOOL_OUTPUT_CHARS_MAX = 128 * 2**10
 """Characters of a result that the model is given and the response has. The rest is cut off, and the text says so."""
+TURN_BYTES_MAX = 2 * 2**20
+"""Bytes of all lists of tools and results of one response, as JSON. The response repeats them in its last event and in
+its record, each of which is one message on the bus."""
 TOOL_TRIES = 3
 """How often an idempotent call is sent, with the same key, until its result is known."""
 TOOL_LEAVE_S = 1.0

@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         given, params = self.behaviour, message["params"]
         assert self.headers["Mcp-Session-Id"] == "session-1"
         call = {"name": params["name"], "arguments": params["arguments"], "key": self.headers["Idempotency-Key"]}
-        assert params["_meta"]["antiphon/idempotency-key"] == call["key"]
+        assert params["_meta"]["antiphon-idempotency-key"] == call["key"]
         with self.lock:
             is_known = call["name"] == "look_up" and given.log is not None and call["key"] in given.keys
             given.calls.append(call)
@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if given.raw is not None:
-            self.wfile.write(given.raw)
+            self.wfile.write(given.raw.replace(b"%d", str(message["id"]).encode()))
             self.close_connection = True
             return
         text = json.dumps({"sum": params["arguments"].get("n")})

@@ -1,6 +1,7 @@
 """Turns of an agent whose tools the server runs, while gateways and engines are killed: each call is made once."""
 
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -31,16 +32,25 @@ class System:
     log: Path
 
     def start(self, number: int, tool: str) -> str:
-        """Starts a turn in the background; returns its id."""
+        """Starts a turn that outlives its client; returns its id."""
         mcp = {"type": "mcp", "server_label": "sums", "require_approval": "never", "allowed_tools": [tool]}
         body = {
             "model": "tiny", "input": f"{number}: add", "seed": number, "temperature": 0.9, "background": True,
             "tools": [mcp], "tool_choice": "required", "parallel_tool_calls": False, "max_tool_calls": NUM_CALLS,
             "max_output_tokens": 1500,
         }  # fmt: skip
-        answer = fetch(self.served, "POST", RESPONSES, body)
-        assert answer.status == 200, answer.body
-        return json.loads(answer.body)["id"]
+        if number % 2 == 0:
+            answer = fetch(self.served, "POST", RESPONSES, body)
+            assert answer.status == 200, answer.body
+            return json.loads(answer.body)["id"]
+        # A client that waits for its stream is gone as soon as it knows the id.
+        connection = http.client.HTTPConnection("127.0.0.1", self.served.port, timeout=60)
+        with contextlib.closing(connection):
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", RESPONSES, json.dumps({**body, "background": False, "stream": True}), headers)
+            with connection.getresponse() as stream:
+                assert stream.readline() == b"event: response.created\n"
+                return json.loads(stream.readline().removeprefix(b"data: "))["response"]["id"]
 
     def ended(self, name: str) -> dict[str, Any]:
         """Returns a turn when it has ended."""

@@ -56,6 +56,8 @@ _ID_PREFIXES = {
     "mcp_approval_request": "mcpr_",
     "mcp_approval_response": "mcpa_",
 }
+_READ_ELSEWHERE = ("additional_tools", "mcp_list_tools")
+"""Tools, which the request describes again or the server lists again."""
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -83,7 +85,7 @@ def read(given: str | list[dict[str, Any]] | None, request_id: str, name: str = 
             missing(f"{name}[{number}].type")
         reader = _READERS.get(kind)
         if reader is None:
-            if kind != "additional_tools":
+            if kind not in _READ_ELSEWHERE:
                 ignore(f"{name}.{kind}")
             continue
         read_item, turn = reader(item, f"{name}[{number}]")

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from antiphon.services.gateway.guests.responses.tools import told_name
 from antiphon.services.gateway.guests.turns.mcp.client import McpClient, Result
 from antiphon.services.gateway.guests.turns.mcp.errors import ResultUnknownError, ToolFailedError
@@ -39,12 +41,21 @@ class Toolbox:
         """The tools as functions for the model, in the form of the API."""
         self._threads = threads
         self._clients = {one.label: McpClient(lines, one.target, one.headers, one.call_s) for one in servers}
+        self._bytes_left = limits.TURN_BYTES_MAX
         self._tools: dict[str, Tool] = {}
         """By the name that the model knows."""
 
     def find(self, function: str) -> Tool | None:
         """Returns the tool for which a function of the model stands; None if the client runs the function."""
         return self._tools.get(function)
+
+    def take(self, held: Any) -> bool:
+        """Counts what the response has from tools. Returns False if there is no room for it: then it is not counted."""
+        size = len(msgspec.json.encode(held))
+        if size > self._bytes_left:
+            return False
+        self._bytes_left -= size
+        return True
 
     async def listed(self, server: ServerUse) -> list[dict[str, Any]]:
         """Returns the tools of a server that the request may use, as an item has them. Raises ToolFailedError."""
@@ -55,7 +66,10 @@ class Toolbox:
         tools = [_checked(one, server.label) for one in given]
         if len({one["name"] for one in tools}) < len(tools):
             raise ToolFailedError("the server has two tools of the same name")
-        return [one for one in tools if server.allows(one)]
+        allowed = [one for one in tools if server.allows(one)]
+        if not self.take(allowed):
+            raise _no_room()
+        return allowed
 
     def add(self, server: ServerUse, tools: Sequence[Mapping[str, Any]]) -> None:
         """Offers the model the tools of an item: of a list that was just read, or that the journal has."""
@@ -83,7 +97,10 @@ class Toolbox:
         """
         for attempt in range(limits.TOOL_TRIES):
             try:
-                return await self._run(lambda: self._clients[tool.label].call(tool.name, arguments, key))
+                result = await self._run(lambda: self._clients[tool.label].call(tool.name, arguments, key))
+                if not self.take(result):
+                    raise _no_room()
+                return result
             except ResultUnknownError as error:
                 if not tool.is_idempotent:
                     raise
@@ -94,6 +111,10 @@ class Toolbox:
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _no_room() -> ToolFailedError:
+    return ToolFailedError(f"the tools of one response may tell {limits.TURN_BYTES_MAX} bytes together")
 
 
 def _checked(tool: Mapping[str, Any], label: str) -> dict[str, Any]:

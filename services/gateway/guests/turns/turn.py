@@ -121,6 +121,7 @@ class TurnRun:
     async def _restore(self, events: Sequence[bytes]) -> None:
         progress = progress_of(events)
         self._encoder.restore(progress)
+        self._toolbox.take(progress.items)
         self._sent = progress.sent
         self._step = max([items.step_of(item) for item in progress.items if item["type"] == items.CALL], default=0)
         self._encoder.number_from(len(events))

@@ -75,7 +75,7 @@ class McpClient:
     def call(self, name: str, arguments: dict[str, Any], key: str) -> Result:
         """Calls a tool. The server gets the key, by which it can know a call that is sent again."""
         self.open()
-        params = {"name": name, "arguments": arguments, "_meta": {"antiphon/idempotency-key": key}}
+        params = {"name": name, "arguments": arguments, "_meta": {"antiphon-idempotency-key": key}}
         try:
             told = self._ask("tools/call", params, key)
         except ToolFailedError as error:
