@@ -1,8 +1,8 @@
 """A real MCP server over HTTP for tests, as a thread or as a process: logs the key of each call that it gets.
 
 `python -m tests.support.mcp_server LOG [SECONDS]` prints its port; LOG gets a line of JSON for each call that it
-carries out, before its answer, which takes so many seconds. A call of `look_up` whose key it knows is not carried out
-again: it gets the first result.
+carries out, before its answer, which takes so many seconds, that of `add` ten times as many. A call of `look_up` whose
+key it knows is not carried out again: it gets the first result.
 Its tools: `add` (not idempotent) and `look_up` (idempotent). How it misbehaves is set by `Behaviour`.
 """
 
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
                 with given.log.open("a") as file:
                     file.write(json.dumps(call) + "\n")
         given.begun.set()
-        time.sleep(given.delay_s)
+        time.sleep(given.delay_s * (10 if given.log is not None and call["name"] == "add" else 1))
         if given.breaks:
             given.breaks -= 1
             self.close_connection = True

@@ -148,6 +148,25 @@ def test_killed_gateways_and_engines_change_no_turn_and_repeat_no_call(system: S
     assert sorted(keys) == sorted(item["id"] for item in items)
 
 
+def test_a_call_whose_result_is_lost_is_not_made_again(system: System) -> None:
+    system.settle()
+    before = len(system.made())
+    name = system.start(0, "add")
+    system.reaches(before + 1)
+    for kind in ("gateway-1", "gateway-2"):
+        system.kill(kind, random.Random(0))
+    stopped = system.ended(name)
+    assert (stopped["status"], stopped["incomplete_details"]) == ("incomplete", {"reason": "tool_result_unknown"})
+    [made] = system.made()[before:]
+    lost = stopped["output"][-1]
+    assert (lost["id"], lost["status"], lost["output"]) == (made["key"], "incomplete", None)
+    told = {"type": "function_call_output", "call_id": lost["id"], "output": "7"}
+    body = {"model": "tiny", "previous_response_id": name, "input": [told], "max_output_tokens": 4, "ignore_eos": True}
+    answer = fetch(system.served, "POST", RESPONSES, body)
+    assert answer.status == 200, answer.body
+    assert len(system.made()) == before + 1
+
+
 @pytest.mark.parametrize("seed", slow_but([], list(range(4))))
 def test_a_gateway_that_shuts_down_waits_for_results(system: System, seed: int) -> None:
     chance = random.Random(seed)
