@@ -740,9 +740,6 @@ TURN_BYTES_MAX = 2 * 2**20
 its record, each of which is one message on the bus."""
 TOOL_TRIES = 3
 """How often an idempotent call is sent, with the same key, until its result is known."""
-TOOL_LEAVE_S = 1.0
-"""How long a gateway that shuts down waits for the result of a call. Shorter than the time after which another gateway
-continues the response, which would not know the result."""
 TURN_STEPS_MAX = 64
 """Model steps of one response. The last one is run without tools, so that the response ends with an answer."""
 TURN_CALLS_MAX = 128

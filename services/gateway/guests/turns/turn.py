@@ -6,8 +6,7 @@ its result is lost, it is sent again only if its tool is idempotent; otherwise t
 client can continue it with the result.
 """
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -81,8 +80,6 @@ class TurnRun:
         self._known: KnownEvents | None = None
         self._sent: int | None = None
         self._step = 0
-        self._leaves: asyncio.CancelledError | None = None
-        """Set when the gateway shuts down during a call, whose result is still written."""
 
     async def detached(self, sink: JournaledSink) -> None:
         """Runs the response to its end, from where the events of earlier runs end. Raises ServiceError."""
@@ -218,28 +215,12 @@ class TurnRun:
             raise failure or AssertionError
         await self._journal.flush()
         key = item["approval_request_id"] or item["id"]
-        return await self._awaited(self._toolbox.call(tool, arguments, key))
-
-    async def _awaited(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Returns the result of a call, for which a gateway that shuts down waits a moment (`TOOL_LEAVE_S`)."""
-        task = asyncio.create_task(call)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError as cancelled:
-            if cancelled.args[:1] == ("draining",):
-                await asyncio.wait({task}, timeout=limits.TOOL_LEAVE_S)
-            if not task.done():
-                task.cancel()
-                raise
-            self._leaves = cancelled
-        return task.result()
+        return await self._toolbox.call(tool, arguments, key)
 
     async def _ended(self, number: int, result: Result) -> None:
         status, output = ("completed", result.text) if result.error is None else ("failed", None)
         await self.write(self._encoder.call_ended(number, status, output=output, error=result.error))
         await self._journal.flush()
-        if self._leaves is not None:
-            raise self._leaves
 
     async def _unknown(self, number: int, why: str) -> bool:
         message = f"The result of the call is not known: {why}."
