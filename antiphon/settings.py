@@ -307,6 +307,10 @@ def check(serve: ServeSettings) -> None:
         from antiphon.shared.security.api_keys import read_keys
 
         read_keys(Path(serve.api_keys_file))
+    if serve.mcp_servers:
+        from antiphon.shared.settings.mcp_servers import read_mcp_servers
+
+        read_mcp_servers(serve.mcp_servers)
 
 
 def _check_bus_directory(serve: ServeSettings) -> None:

@@ -73,6 +73,31 @@ class Sink(Protocol):
         ...
 
 
+class JournaledSink(Sink, Protocol):
+    """A store of events from which another run can continue."""
+
+    async def flush(self) -> None:
+        """Returns when all events that were written are where another run finds them."""
+        ...
+
+    def shown(self) -> list[bytes]:
+        """Returns the events that other runs find."""
+        ...
+
+
+class Detached(Protocol):
+    """A run without a connected client: a `ResponseRunner`, or an answer that several generations make."""
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """Where its failure is counted."""
+        ...
+
+    async def detached(self, sink: JournaledSink) -> None:
+        """Writes the events of the answer to `sink`. Raises ServiceError."""
+        ...
+
+
 class RecordedStream(Protocol):
     """A resumable stream: gives its events ids, records its tokens, and omits output that the client already has.
 

@@ -104,14 +104,22 @@ def new_record(
 
 
 def claimed_record(
-    record: StreamRecord, host: Host, accepted: list[Accepted], journal_from: int, *, owner_died: bool
+    record: StreamRecord,
+    host: Host,
+    accepted: list[Accepted],
+    journal_from: int,
+    *,
+    owner_died: bool,
+    num_events: int = 0,
 ) -> StreamRecord:
-    """Returns the record of a stream that this gateway takes over. `accepted`: its known output.
+    """Returns the record of a stream that this gateway takes over.
+
+    `accepted`: its known output; `num_events`: the number of its stored events of output.
 
     A stream counts its starts after the death of its gateway: the stream may be what gateways die of. Output that the
     former start did not have ends the count. Raises ServiceError('stream_expired') after the third start in vain.
     """
-    num_known = sum(len(one.token_ids) + one.ended for one in accepted)
+    num_known = max(0, num_events) + sum(len(one.token_ids) + one.ended for one in accepted)
     starts = 1 if num_known > record.num_known else record.starts + owner_died
     if starts > limits.STARTS_MAX:
         message = (
