@@ -51,7 +51,7 @@ class Difference:
     token_id: int | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class CheckedOutput:
     """What the model says of an output. `token_ids`: the tokens before the first difference, or all that it made."""
 

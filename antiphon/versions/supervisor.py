@@ -114,7 +114,7 @@ class ModelSupervisor(Actor):
         while True:
             try:
                 states = await self._store.read()
-                wanted = self._taken_back(states) if is_first else states
+                wanted = _taken_back(states, self._directories) if is_first else states
                 if wanted.changes > self._states.changes:
                     # Whoever led a start may have ended since, so at its own start a launcher leads it too.
                     self._follow(wanted, leads=is_first)
@@ -128,13 +128,6 @@ class ModelSupervisor(Actor):
                     self._sink("antiphon", f"the versions of models are not stored: {error}")
                 warned = True
             await asyncio.sleep(SYNC_S)
-
-    def _taken_back(self, states: ModelStates) -> ModelStates:
-        """Returns the states with the unloaded models with which this launcher was started."""
-        for state in states.models:
-            if state.name in self._directories and not state.is_served:
-                states = states.replaced(orders.taken_back(state, self._directories[state.name], int(time.time())))
-        return states
 
     async def cancel(self) -> None:
         """Ends all tasks. The fleet stops the processes."""
@@ -152,7 +145,7 @@ class ModelSupervisor(Actor):
         served = orders.served(self._states, self._directories)
         if order.action == "load":
             await self._load(order.model, order.directory, order.settings)
-        elif order.model not in served or not self._is_own(order.model):
+        elif order.model not in served or not _starts_here(self._state(order.model), self._directories):
             known = ", ".join(map(repr, served))
             raise ServiceError("model_not_found", f"No model is called {order.model!r}. Models here: {known}.")
         elif order.action == "unload":
@@ -255,7 +248,7 @@ class ModelSupervisor(Actor):
         if failed.done():
             await self._end(name, version.number, "failed", failed.result().message, leads=leads)
             return
-        self._fleet.on_failure[internal] = lambda failure: self._lost(name, version.number, failure)
+        self._fleet.on_failure[internal] = lambda failure: self._spawn(self._fail(name, version.number, failure))
         self._sink("antiphon", f"version {version.number} of {name} is ready ({version.directory})")
         if leads and version.share:
             ready = msgspec.structs.replace(version, state="ready")
@@ -276,10 +269,6 @@ class ModelSupervisor(Actor):
         await self._change(state)
         self._sink("antiphon", f"{name} is served by version {number} ({version.directory})")
         self._tend(state)
-
-    def _lost(self, name: str, number: int, failure: Failure) -> None:
-        """Handles a process of an inactive version that was given up."""
-        self._spawn(self._end(name, number, "ended", failure.message))
 
     async def _fail(self, name: str, number: int, failure: Failure) -> None:
         """Ends the active version of a loaded model that cannot go on. Unloads the model if nobody else serves it."""
@@ -315,7 +304,9 @@ class ModelSupervisor(Actor):
             elif version.share and state.active:
                 running.stop()
             elif running.task is None:
-                self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._lost(n, k, failure)
+                self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._spawn(
+                    self._fail(n, k, failure)
+                )
                 running.task = self._track(self._end_when_unused(name, number))
 
     async def _end_when_unused(self, name: str, number: int) -> None:
@@ -359,10 +350,6 @@ class ModelSupervisor(Actor):
         version = ModelVersion(number=1, directory=self._directories[name], state="ready", created=int(time.time()))
         return ModelState(name=name, active=1, versions=(version,))
 
-    def _is_own(self, name: str) -> bool:
-        """Whether this launcher starts the model's processes: it was started with it, or an order has loaded it."""
-        return name in self._directories or bool(self._state(name).settings)
-
     async def _change(self, state: ModelState) -> None:
         """Publishes the state, then stores it. If the store does not answer, `keep_in_sync` repeats this later."""
         self._states = self._states.replaced(state)
@@ -384,7 +371,7 @@ class ModelSupervisor(Actor):
             if name not in self._directories and states.find(name) is None:
                 self._spawn(self._end(name, number, "ended", orders.UNLOADED, leads=False))
         for state in states.models:
-            if not self._is_own(state.name):
+            if not _starts_here(self._state(state.name), self._directories):
                 continue
             for version in state.versions:
                 here = (state.name, version.number) in self._running
@@ -410,6 +397,19 @@ class ModelSupervisor(Actor):
         self._pending_work.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._sink("antiphon", f"a version of a model could not be started or ended: {error!r}")
+
+
+def _taken_back(states: ModelStates, directories: Mapping[str, str]) -> ModelStates:
+    """Returns the states with the unloaded models with which the launcher was started. `directories`: of its models."""
+    for state in states.models:
+        if state.name in directories and not state.is_served:
+            states = states.replaced(orders.taken_back(state, directories[state.name], int(time.time())))
+    return states
+
+
+def _starts_here(state: ModelState, directories: Mapping[str, str]) -> bool:
+    """Whether a launcher starts the model's processes: it was started with it, or an order has loaded it."""
+    return state.name in directories or bool(state.settings)
 
 
 def _new_version(state: ModelState | None, directory: str, share: float = 0.0) -> ModelVersion:

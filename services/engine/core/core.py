@@ -115,7 +115,11 @@ class Core:
             self._join_beam_group(sequence, spec)
             return
         if self.num_speculative_tokens and spec.pooling is None and not spec.canary:
-            sequence.drafter = self._drafter(spec)
+            most, expected = self.num_speculative_tokens, spec.expected_token_ids
+            if expected:
+                sequence.drafter = Drafter(None, ExpectedTokens(expected, spec.num_prompt_tokens, most))
+            else:
+                sequence.drafter = make_drafter(most, predicts=self.facts.has_draft_layer, looks_up=self._looks_up)
         self._num_added += 1
         if spec.canary:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.
@@ -132,12 +136,6 @@ class Core:
             sequence.move_to(Status.WAITING_FOR_KV)
             return
         self.scheduler.add(sequence)
-
-    def _drafter(self, spec: SequenceSpec) -> Drafter | None:
-        most = self.num_speculative_tokens
-        if spec.expected_token_ids:
-            return Drafter(None, ExpectedTokens(spec.expected_token_ids, spec.num_prompt_tokens, most))
-        return make_drafter(most, predicts=self.facts.has_draft_layer, looks_up=self._looks_up)
 
     def fork(self, source_id: str, spec: SequenceSpec) -> None:
         """Queues a sequence that has a prefix in common with a live one (the source), for a further choice.

@@ -161,10 +161,8 @@ class CpuWorker(StepWorker):
             self.adapters = make_library(settings, config, self._slots.prepare)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
-        """Whether KV blocks were copied or tokens sampled in Python since the last check of the heap.
-
-        Other steps leave nothing on the heap: the library has its own memory.
-        """
+        """Whether KV blocks were copied or tokens sampled in Python since the last check of the heap. Other steps leave
+        nothing on the heap: the library has its own memory."""
         backend = f"cpp {library.name} {form.name}{self._description.kv_kind}"
         configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
