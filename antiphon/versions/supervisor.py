@@ -248,7 +248,9 @@ class ModelSupervisor(Actor):
         if failed.done():
             await self._end(name, version.number, "failed", failed.result().message, leads=leads)
             return
-        self._fleet.on_failure[internal] = lambda failure: self._spawn(self._fail(name, version.number, failure))
+        self._fleet.on_failure[internal] = lambda failure: self._spawn(
+            self._end(name, version.number, "ended", failure.message)
+        )
         self._sink("antiphon", f"version {version.number} of {name} is ready ({version.directory})")
         if leads and version.share:
             ready = msgspec.structs.replace(version, state="ready")
@@ -305,7 +307,7 @@ class ModelSupervisor(Actor):
                 running.stop()
             elif running.task is None:
                 self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._spawn(
-                    self._fail(n, k, failure)
+                    self._end(n, k, "ended", failure.message)
                 )
                 running.task = self._track(self._end_when_unused(name, number))
 
