@@ -82,7 +82,8 @@ async def test_usage_tells_how_much_of_a_prompt_is_kept(marked: bool, num_prompt
         serving(backend) as port,
         anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key="EMPTY", max_retries=0) as api,
     ):
-        message = await api.messages.create(**HELLO, **({"cache_control": FIVE} if marked else {}))
+        fields: Any = {**HELLO, "cache_control": FIVE} if marked else HELLO
+        message = await api.messages.create(**fields)
     usage = message.usage
     assert usage.cache_creation_input_tokens == created
     assert usage.input_tokens + created + (usage.cache_read_input_tokens or 0) == num_prompt_tokens

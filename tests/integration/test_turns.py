@@ -110,7 +110,7 @@ async def test_a_stream_has_the_events_of_lists_and_calls(system: System) -> Non
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert final.output_text == "One."
     stored = await system.client.responses.retrieve(final.id)
-    assert [item.id for item in stored.output] == [item.id for item in final.output]
+    assert [item.model_dump()["id"] for item in stored.output] == [item.model_dump()["id"] for item in final.output]
     assert stored.output_text == final.output_text
     again: list[Any] = [event async for event in await system.client.responses.retrieve(final.id, stream=True)]
     assert [event.type for event in again] == names
