@@ -67,7 +67,16 @@ class ServeSettings(
         "dashes, any flags about the model, its engines or the number of its processes",
         group="model",
     )
-    gateways: int = flag(1, "gateway processes, sharing the port")
+    nats_credentials: str = flag(
+        "",
+        "file with 'user:password' for the bus, readable by its owner only; or the directory with such a file for each "
+        "service that infra/nats/make_credentials.sh writes",
+        env="ANTIPHON_NATS_CREDENTIALS",
+        group="bus",
+    )
+    gateways: int = flag(
+        1, "gateway processes, sharing the port; 0: none, but models for the gateways on the bus of --nats"
+    )
     tokenizers: int = flag(1, "tokenizer processes of each model")
     engines: int = flag(
         1,
@@ -268,6 +277,10 @@ def check(serve: ServeSettings) -> None:
     """
     for name in SERVICES:
         count = getattr(serve, f"{name}s")
+        if name == "gateway" and not count:
+            if not serve.nats:
+                raise SettingsError("--gateways=0 needs --nats: nobody could ask the models of a bus without gateways")
+            continue
         if not 1 <= count <= REPLICAS_MAX:
             raise SettingsError(f"{_COUNTS[name]}: {count} is not between 1 and {REPLICAS_MAX}")
     if not 0 <= serve.port <= 65535:
@@ -294,6 +307,10 @@ def check(serve: ServeSettings) -> None:
         from antiphon.shared.security.api_keys import read_keys
 
         read_keys(Path(serve.api_keys_file))
+    if serve.mcp_servers:
+        from antiphon.shared.settings.mcp_servers import read_mcp_servers
+
+        read_mcp_servers(serve.mcp_servers)
 
 
 def _check_bus_directory(serve: ServeSettings) -> None:

@@ -33,6 +33,7 @@ from antiphon.shared.settings.images import EngineImageSettings, GatewayImageSet
 from antiphon.shared.settings.kv_events import has_zmq, kv_events_of
 from antiphon.shared.settings.parallel import ParallelSettings
 from antiphon.shared.settings.records import RecordSettings
+from antiphon.shared.settings.tools import GatewayToolSettings
 
 
 class ModelSettings(BusSettings, group="model"):
@@ -190,7 +191,7 @@ class VisionSettings(ModelSettings, group="images"):
     vision_device: str = flag("cpu", "device on which images are encoded", choices=("cpu", "cuda"))
 
 
-class GatewaySettings(BusSettings, GatewayImageSettings, RecordSettings, group="http"):
+class GatewaySettings(BusSettings, GatewayImageSettings, GatewayToolSettings, RecordSettings, group="http"):
     """Settings of a gateway. They name no models: the gateway discovers models by heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on")

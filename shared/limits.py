@@ -19,6 +19,10 @@ MODEL_ALIASES_MAX = 64
 MODELS_MAX = 16
 """Models that one launcher starts. Each model needs at least three processes, so this bounds the number of
 processes."""
+UNLOADED_MODELS_MAX = 16
+"""Models that are not served any more, or could not be loaded, of which a deployment remembers why."""
+MODEL_SETTINGS_BYTES_MAX = 16 * 1024
+"""Bytes of the settings, as JSON, with which a model is loaded by an order. All gateways are told of them."""
 
 # --- HTTP edge ---
 BODY_BYTES_MAX = 16 * 2**20
@@ -746,6 +750,35 @@ ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
 """Files of images of all requests of a gateway; further requests with images are refused as overload."""
 
+# --- tools that the server runs ---
+TOOL_SERVERS_MAX = 8
+"""MCP servers of one response. Each is asked for its tools before the model runs."""
+TOOLS_LISTED_MAX = 128
+"""Tools of one MCP server that a response may have. The model reads all of them; more make its prompt useless."""
+TOOL_LIST_S = 10.0
+"""Time limit for connecting to an MCP server and for each page of its list of tools, seconds."""
+TOOL_CALL_S = 60.0
+"""Time limit of one call of a tool, seconds, unless the operator's file sets another one."""
+TOOL_CALL_S_MAX = 600.0
+"""Longest time limit of a call that the operator's file may set, seconds."""
+TOOL_ANSWER_BYTES_MAX = 2**20
+"""Bytes that are read of one answer of an MCP server. With its event it fits into one message on the bus."""
+TOOL_OUTPUT_CHARS_MAX = 128 * 2**10
+"""Characters of a result that the model is given and the response has. The rest is cut off, and the text says so."""
+TURN_BYTES_MAX = 2 * 2**20
+"""Bytes of all lists of tools and results of one response, as JSON. The response repeats them in its last event and in
+its record, each of which is one message on the bus."""
+TOOL_TRIES = 3
+"""How often an idempotent call is sent, with the same key, until its result is known."""
+TURN_STEPS_MAX = 64
+"""Model steps of one response. The last one is run without tools, so that the response ends with an answer."""
+TURN_CALLS_MAX = 128
+"""Calls of tools of one response; `max_tool_calls` may set fewer. Further ones are answered with an error."""
+TOOL_THREADS = 64
+"""Calls of tools that one gateway makes at the same time; further ones wait. Each has a thread and a connection."""
+TOOL_SERVERS_FILE_BYTES_MAX = 2**20
+"""Size of the operator's file of MCP servers."""
+
 # --- sessions that travel ---
 SESSION_PIECE_BYTES = BATCH_BYTES_MAX
 """Bytes of a block of KV in one message."""
@@ -771,6 +804,12 @@ SESSION_BLOCKS_MAX = 2**20
 """Blocks of one session: sixteen million tokens."""
 SESSIONS_MAX = 1000
 """Sessions that a key's list has; the oldest leave it."""
+
+# --- receipts ---
+RECEIPT_KEYS_MAX = 64
+"""Keys of a key file: a new one each month for five years. All are published and read at each check."""
+RECEIPT_BYTES_MAX = 64 * 2**20
+"""Size of a file with an answer and its receipt, or of a line of many: far above an answer of a full context."""
 
 # --- command line ---
 

@@ -66,6 +66,14 @@ def _models_flags(parser: Parser) -> None:
     shadow.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it runs")
     back = add("rollback", "go back to the former version while it still runs", _models_rollback)
     back.add_argument("name", metavar="NAME", help="served name of the model")
+    load = add("load", "serve another model beside those that are served", _models_load)
+    load.add_argument("pair", metavar="NAME=DIR", help="the name to serve it under, and its directory or hub name")
+    about = "a setting of this model, as in a file of models (--set max-model-len=4096); may be repeated"
+    load.add_argument("--set", metavar="FLAG=VALUE", action="append", default=[], help=about)
+    load.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it serves")
+    unload = add("unload", "end a model when it has served its requests", _models_unload)
+    unload.add_argument("name", metavar="NAME", help="served name of the model")
+    unload.add_argument("--timeout", type=float, default=600.0, help="seconds to wait until it has ended")
 
 
 def _drain(options: argparse.Namespace) -> int:
@@ -119,10 +127,65 @@ def _models_shadow(options: argparse.Namespace) -> int:
     return models.shadow(client, *models.pair(options.pair), options.share, wait, as_json=options.json)
 
 
+def _models_load(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    model = models.Load(*models.pair(options.pair), models.settings_of(options.set))
+    return models.load(client_of(options), model, models.Wait(timeout_s=options.timeout), as_json=options.json)
+
+
+def _models_unload(options: argparse.Namespace) -> int:
+    from antiphon.operate import models
+
+    wait = models.Wait(timeout_s=options.timeout)
+    return models.unload(client_of(options), options.name, wait, as_json=options.json)
+
+
 def _models_rollback(options: argparse.Namespace) -> int:
     from antiphon.operate import models
 
     return models.roll_back(client_of(options), options.name, as_json=options.json)
+
+
+def _verify_flags(parser: Parser) -> None:
+    parser.add_argument("receipt", metavar="RECEIPT", help="file with an answer, a stream or a receipt")
+    about = "directory or hub name of the model (demo: the demo model)"
+    parser.add_argument("--model", required=True, metavar="DIR", help=about)
+    parser.add_argument(
+        "--keys", default="", metavar="FILE|URL", help="public keys of the server, a JWK set; or its URL"
+    )
+    parser.add_argument("--request", default="", metavar="FILE", help="body of the request, whose prompt is compared")
+    parser.add_argument("--answer", default="", metavar="FILE", help="the answer, if RECEIPT is a receipt alone")
+    about = "check this share of the lines of RECEIPT, each an answer with its receipt: above 0 up to 1"
+    parser.add_argument("--sample", type=float, default=None, metavar="SHARE", help=about)
+    parser.add_argument("--sample-seed", type=int, default=0, help="which lines are checked (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="data type to compute with (default: %(default)s)")
+    parser.add_argument("--quantization", default=None, help="how the server quantized the weights, as its flag")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="data type of the KV cache (default: %(default)s)")
+    about = "compute as a server with --deterministic: on a GPU only its tokens can be compared"
+    parser.add_argument("--deterministic", action="store_true", help=about)
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads to compute with (default: as many as are useful)"
+    )
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from antiphon.receipts import command
+
+    names = ("dtype", "kv_cache_dtype", "threads", "deterministic")
+    settings = {name: getattr(options, name) for name in names}
+    order = command.Order(
+        path=options.receipt,
+        model=options.model,
+        keys=options.keys,
+        request=options.request,
+        answer=options.answer,
+        share=options.sample,
+        seed=options.sample_seed,
+        settings=settings | ({} if options.quantization is None else {"quantization": options.quantization}),
+        as_json=options.json,
+    )
+    return command.run(order)
 
 
 def _replay_flags(parser: Parser) -> None:
@@ -274,9 +337,16 @@ COMMANDS = (
     Command(
         name="models",
         audience="operators",
-        help="list and change the versions of the models that are served",
+        help="load, unload and change models while the server runs",
         run=_models_list,
         flags=_models_flags,
+    ),
+    Command(
+        name="verify",
+        audience="users",
+        help="prove the receipt of an answer by running the model",
+        run=_verify,
+        flags=_verify_flags,
     ),
     Command(
         name="replay",

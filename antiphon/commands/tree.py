@@ -24,7 +24,7 @@ BY_NAME = {command.name: command for command in COMMANDS}
 _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
 _MORE = (
     "`antiphon COMMAND --help` shows the flags of a command. Exit codes: 0 success, 1 failed,",
-    "2 wrong usage, 3 no server there, 4 not found.",
+    "2 wrong usage, 3 no server there, 4 not found, 5 nothing is proven.",
 )
 
 

@@ -5,7 +5,8 @@ its device itself.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,3 +81,23 @@ def for_engines(needed: Sequence[int], device: str, gpus: Sequence[str]) -> Assi
     notices = (message,) if unused else ()
     ids = tuple(",".join(gpus[sum(needed[:i]) : sum(needed[: i + 1])]) for i in range(engines))
     return Assignment(ids if engines > 1 else (), notices)
+
+
+def beside(needed: Sequence[int], gpus: Sequence[str], used: Iterable[str]) -> tuple[str, ...]:
+    """Assigns GPUs to engines that are started while others run, of which each needs `needed` (see `for_engines`).
+
+    `used`: the GPUs of the running engines, each as often as it is used. The least used ones are taken, so that GPUs
+    are shared only if there are no others. Raises SettingsError if there are too few for one engine.
+    """
+    users = Counter(dict.fromkeys(gpus, 0))
+    users.update(gpu for gpu in used if gpu in users)
+    ids: list[str] = []
+    for count in needed:
+        if count > len(gpus):
+            raise SettingsError(
+                f"--tensor-parallel-size: an engine needs {count} GPUs, and {len(gpus)} can be used here"
+            )
+        own = sorted(gpus, key=lambda gpu: (users[gpu], gpus.index(gpu)))[:count]
+        users.update(own)
+        ids.append(",".join(own))
+    return tuple(ids)

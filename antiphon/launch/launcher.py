@@ -8,6 +8,7 @@ and a crash of a service does not affect the launcher.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -16,13 +17,14 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from antiphon.launch import devices, nats_server, other_machine, sockets
 from antiphon.launch.file_checks import check_files
 from antiphon.launch.output import Output, flush, print_line, use_format
-from antiphon.launch.readiness import ServerAddress, announce
+from antiphon.launch.readiness import ServerAddress, announce, say_hosted
 from antiphon.launch.run_directory import run_directory
-from antiphon.launch.served_models import models_of
+from antiphon.launch.served_models import loaded_model, models_of, version_of
 from antiphon.settings import (
     MODEL_SERVICES,
     SERVICES,
@@ -39,14 +41,16 @@ from antiphon.shared.actors.python_command import python_command
 from antiphon.shared.distributed import world
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError, converted, to_argv
-from antiphon.shared.models.model_files import given_model, located, model_aliases, model_name
+from antiphon.shared.models.model_files import given_model, located, model_name
 from antiphon.shared.security import bus_permissions, tls
-from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.kv_events import of_replica
 from antiphon.shared.settings.records import KeeperSettings
 from antiphon.shared.subjects import model_token, safe_token
 from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
+
+if TYPE_CHECKING:
+    from antiphon.shared.deployment.model_versions import ModelState, ModelVersion
 
 GRACE_S = limits.DRAIN_S + 5.0
 """Seconds that a service has to drain before it is killed."""
@@ -69,13 +73,18 @@ FORCED = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPlan:
-    """What is needed to start another version of a model. `gpus`: as in `make_plan`; `visible`: all visible GPUs."""
+    """What is needed to start another version of a model, or another model.
+
+    `gpus`: as in `make_plan`; `visible`: all visible GPUs; `common`: the settings of the command line, for
+    models that are loaded; None: none can be loaded.
+    """
 
     models: list[ServeSettings]
     environ: Mapping[str, str]
     place: "Place"
     gpus: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
+    common: ServeSettings | None = None
 
     def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
         """Returns the processes of a version of a model. Blocks; a download from the hub may take long.
@@ -89,20 +98,59 @@ class VersionPlan:
         from antiphon.shared.deployment.model_versions import version_name
 
         first = next(model for model in self.models if model_name(model) == name)
-        files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
-        # Clients may go on to use the path of the first version.
-        aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
-        own = {
-            "model": directory,
-            "served_model_name": name,
-            "served_model_alias": ",".join(aliases[: limits.MODEL_ALIASES_MAX]),
-        }
-        model = located(replace(first, **{**dict.fromkeys(files, ""), **own}))
-        model = replace(model, served_model_name=version_name(name, number))
+        model = self._located(version_of(first, directory), version_name(name, number))
+        gpus = self._gpus(name, model)
+        return list(_model_specs([model], self.environ, self.place, gpus, _num_engines(self.models)))
+
+    def loaded(
+        self, name: str, number: int, directory: str, entry: Mapping[str, object], running: Sequence[ChildSpec]
+    ) -> list[ChildSpec]:
+        """Returns the processes of a version of a model that an order has loaded, as `specs` does.
+
+        `entry`: the settings of the order, as in a file of models. `running`: all processes here; the model gets GPUs
+        that none of them uses or, if there are too few, those that the fewest use.
+        """
+        from antiphon.shared.deployment.model_versions import version_name
+
+        if self.common is None:
+            raise SettingsError("this server was started with a role, and loads no further models")
+        model = loaded_model(self.common, name, entry, self.models)
+        if directory != given_model(model):
+            model = version_of(model, directory)
+        model = self._located(model, version_name(name, number))
+        world.check_devices(model.parallel, model.engines, len(self.visible))
+        needed = [world.local_size(model.parallel) for _ in engine_roles(model)]
+        on_cpu = model.execution.device == "cpu" or not self.visible
+        gpus = () if on_cpu else devices.beside(needed, self.visible, self._used(running))
+        engines = len(needed) + sum(spec.service == "engine" for spec in running)
+        return list(_model_specs([model], self.environ, self.place, gpus, engines))
+
+    def of_version(
+        self, state: "ModelState", version: "ModelVersion", running: Sequence[ChildSpec]
+    ) -> Sequence[ChildSpec]:
+        """Returns the processes of a version of any model: see `specs` and `loaded`."""
+        if not state.settings:
+            return self.specs(state.name, version.number, version.directory)
+        return self.loaded(state.name, version.number, version.directory, json.loads(state.settings), running)
+
+    def _located(self, model: ServeSettings, internal: str) -> ServeSettings:
+        model = replace(located(model), served_model_name=internal)
         check(model)
         check_files(model, self.environ)
-        gpus = self._gpus(name, model)
-        return list(_model_specs([model], self.environ, self.place, gpus, self.models))
+        return model
+
+    def _used(self, running: Sequence[ChildSpec]) -> Iterator[str]:
+        """Yields the GPUs of the running engines. One that chose its own takes the first ones."""
+        everywhere = self.environ.get(devices.VARIABLE)
+        for spec in running:
+            given = (spec.environ or {}).get(devices.VARIABLE)
+            if spec.service == "engine" and given != everywhere and given:
+                yield from given.split(",")
+            elif spec.service == "engine":
+                names = spec.model, spec.model.rpartition("@")[0]  # of a model, or of a version of it
+                for model in self.models:
+                    if model_name(model) in names and model.execution.device != "cpu":
+                        yield from self.visible[: world.local_size(model.parallel)]
 
     def _gpus(self, name: str, model: ServeSettings) -> Sequence[str]:
         taken = {one for ids in self.gpus for one in ids.split(",")}
@@ -124,6 +172,7 @@ class Plan:
     specs: list[ChildSpec]
     host: str
     port: int
+    """0: there are no gateways here, but on the same bus."""
     models: list[str]
     """Served names, the default one first."""
     token: str
@@ -168,12 +217,13 @@ def _serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         return asyncio.run(other_machine.run(ranks, machines, print_line, signalled))
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
-        listeners = sockets.listen(settings.host, settings.port, settings.gateways)
+        gateways = settings.gateways
+        listeners = sockets.listen(settings.host, settings.port, gateways) if gateways else []
         stack.callback(sockets.close, listeners)
         directory = stack.enter_context(run_directory())
         plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
         if plan.versions is not None:
-            plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible)))
+            plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible), common=settings))
         return asyncio.run(run_plan(plan, listeners))
 
 
@@ -191,13 +241,19 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
 class Place:
     """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus.
 
-    `bus`: the launcher's own bus, with separate credentials for each child; None: all children use `credentials`.
+    `bus`: the launcher's own bus, with separate credentials for each child; None: all children use `credentials`, or
+    those of their service if this is a directory.
     """
 
     nats: str
     credentials: str
     prefix: str
     bus: nats_server.Bus | None = None
+
+    def credentials_of(self, role: bus_permissions.Role) -> str:
+        """Returns the file with the password of a role on a bus that the launcher has not started."""
+        directory = Path(self.credentials)
+        return str(directory / role / "credentials") if self.credentials and directory.is_dir() else self.credentials
 
 
 def make_plan(
@@ -233,14 +289,15 @@ def make_plan(
     specs += _model_specs(models, environ, place, gpus)
     if place.bus:
         place.bus.write()
-    host, port = listeners[0].getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2] if listeners else ("", 0)
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
     # The server would also work with engines of one role only, but without disaggregation, so it waits for all engines.
-    engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
+    engines = _num_engines(models) if any(model.prefill for model in models) else 0
     versions = VersionPlan(models=list(models), environ=environ, place=place, gpus=tuple(gpus))
-    stores = _keeper_settings(first, place)
+    # Without gateways here, whoever starts them makes the stores.
+    stores = _keeper_settings(first, place) if listeners else None
     return Plan(
         specs=specs,
         host=host,
@@ -256,7 +313,7 @@ def make_plan(
 
 
 def _keeper_settings(settings: ServeSettings, place: Place) -> KeeperSettings:
-    credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials
+    credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials_of("setup")
     name = nats_server.SETUP if place.bus else place.prefix + nats_server.SETUP
     return converted(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
 
@@ -312,18 +369,18 @@ def _model_specs(
     environ: Mapping[str, str],
     place: Place,
     gpus: Sequence[str],
-    beside: Sequence[ServeSettings] = (),
+    of_all: int = 0,
 ) -> Iterator[ChildSpec]:
     """Yields the processes of each model: tokenizers, engines, detokenizers, and image services with `--enable-mm`.
 
-    The processes of the first model have plain names (`engine-1`); for other models, or if other models run `beside`
-    them, the model's name comes first.
+    The processes of the first model have plain names (`engine-1`); for other models, or if other models run beside
+    them, the model's name comes first. `of_all`: the number of engines with those of the models beside them; 0: none.
     """
     free, port, num_engines = iter(gpus), models[0].parallel.master_port, 0
-    engines = sum(len(engine_roles(model)) for model in beside or models)
+    engines = of_all or _num_engines(models)
     for number, model in enumerate(models):
         name = model_name(model)
-        prefix = f"{model_token(name)}-" if number or beside else ""
+        prefix = f"{model_token(name)}-" if number or of_all else ""
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
         for service in MODEL_SERVICES:
             for child, role in _replicas(service, model):
@@ -337,6 +394,10 @@ def _model_specs(
                     num_engines += 1
                 spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
+
+
+def _num_engines(models: Sequence[ServeSettings]) -> int:
+    return sum(len(engine_roles(model)) for model in models)
 
 
 def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
@@ -364,7 +425,8 @@ def service_spec(
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
     # API keys and URLs that may contain a password are passed in the environment, because every user of the machine can
     # read command lines.
-    credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
+    role = bus_permissions.role(service)
+    credentials = place.bus.join(role, member_id) if place.bus else place.credentials_of(role)
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
     flags = to_argv(converted(settings, SERVICES[service], **where, **changes))
     command = [f"antiphon.services.{service}", *flags]
@@ -423,8 +485,7 @@ async def run_plan(
     fleet = Fleet(output.print)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(sorted(plan.specs, key=lambda spec: spec.service not in STARTED_FIRST))
-    place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
-    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
+    announcing = asyncio.create_task(_announce(plan, fleet))
     wanted = plan.versions
     versions = None if wanted is None else asyncio.create_task(_use_bus(fleet, wanted, announcing))
     stores = None if plan.stores is None else asyncio.create_task(_keep_stores(plan.stores))
@@ -449,6 +510,14 @@ async def run_plan(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _announce(plan: Plan, fleet: Fleet) -> None:
+    if not plan.port:
+        say_hosted(plan.models, print_line)
+        return
+    place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
+    await announce(place, plan.models, fleet.pids, print_line, plan.engines)
+
+
 async def _keep_stores(settings: KeeperSettings) -> None:
     # Imported here because it imports the libraries of the bus, for which the start of the children need not wait.
     from antiphon.shared.deployment.store_keeper import keep
@@ -471,9 +540,8 @@ async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[No
     from antiphon.supervision.death_notice import BusAddress, announced_deaths
     from antiphon.versions import supervisor
 
-    bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"
-    if bus is not None:
-        credentials, name = bus.credentials(nats_server.LAUNCHER), nats_server.LAUNCHER
+    bus, name = plan.place.bus, f"{plan.place.prefix}{nats_server.LAUNCHER}"
+    credentials = plan.place.credentials_of("launcher") if bus is None else bus.credentials(nats_server.LAUNCHER)
     first = plan.models[0]
     where = BusAddress(
         url=plan.place.nats, credentials=credentials, name=name, namespace=first.namespace, tls=tls.bus_context(first)
@@ -488,7 +556,9 @@ async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[No
     try:
         async with announced_deaths(fleet, where) as host:
             try:
-                await supervisor.run(host, fleet, print_line, directories=directories, keep_s=keep_s, specs=plan.specs)
+                await supervisor.run(
+                    host, fleet, print_line, directories=directories, keep_s=keep_s, specs=plan.of_version
+                )
             except Exception as error:  # the server continues without changes of versions; deaths are still announced
                 tell(error)
                 await asyncio.get_running_loop().create_future()

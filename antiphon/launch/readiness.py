@@ -74,6 +74,11 @@ async def announce(
     show_ready(place, models, pids(), time.monotonic() - started)
 
 
+def say_hosted(models: Sequence[str], sink: Sink) -> None:
+    """Says through `sink` which models are started here for gateways elsewhere."""
+    sink("antiphon", f"no gateway here: those on the bus list {', '.join(models)} when each service below is ready")
+
+
 def show_ready(place: ServerAddress, models: Sequence[str], pids: Mapping[str, int], seconds: float) -> None:
     """Prints the ready message, see `ready_message`; as one line if lines are JSON objects."""
     if not output.is_json():

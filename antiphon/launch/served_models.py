@@ -1,8 +1,8 @@
-"""The models that one launcher serves: the model of the command line, those of `--also`, and those of `--models`.
+"""The models that one launcher serves: that of the command line, of `--also`, of `--models`, and of orders.
 
 Each model gets complete settings, as if it were the only model. A model of `--also` or of the file given by `--models`
 has the settings of the command line, except those that name the first model or its files (`OF_ONE_MODEL`), and its own
-entry overrides them. Called by the launcher.
+entry overrides them; so does a model that an order loads while the server runs. Called by the launcher.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from antiphon.settings import ServeSettings
 from antiphon.shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings, VisionSettings
 from antiphon.shared.flags import SettingsError, flags_of, parse_words, values_of
-from antiphon.shared.limits import MODELS_MAX
+from antiphon.shared.limits import MODEL_ALIASES_MAX, MODELS_MAX
 from antiphon.shared.models.model_files import described, model_aliases, model_name
 from antiphon.shared.settings.allowed_values import MODEL_NAME
 from antiphon.shared.settings.bus import BusSettings
@@ -37,6 +37,10 @@ OF_ONE_MODEL = (
     "prompt_adapters",
 )
 """Settings that name a model or its files. Their values on the command line apply only to the first model."""
+AT_START_ONLY = ("trust_remote_code", "tokenizer_extension_path", "nnode", "node_rank", "pod_ips")
+"""Settings that an order cannot give: they let Python code run, or are about other machines."""
+_NOT_SHARED = ("kv_events_config",)
+"""Settings of the command line that a model loaded by an order does not take over: two would use the same ports."""
 _COUNTS = frozenset({"tokenizers", "engines", "prefill", "decode", "detokenizers", "visions"})
 
 
@@ -47,7 +51,7 @@ def models_of(serve: S) -> list[S]:
     it; the default model is not added to the models of the file.
     """
     entries = [*map(_also, serve.also), *(_of_file(Path(serve.models).expanduser()) if serve.models else ())]
-    defaults: dict[str, Any] = {item.name: item.default for item in flags_of(type(serve)) if item.name in OF_ONE_MODEL}
+    defaults = _defaults(serve, OF_ONE_MODEL)
     named = not serve.models or serve.model != defaults["model"]
     if not named:
         _refuse_unused(serve, defaults)
@@ -59,6 +63,43 @@ def models_of(serve: S) -> list[S]:
         models = [replace(model, default_model=default) for model in models]
     _check_together(models, default or serve.default_model, shared_bus=bool(serve.nats))
     return models
+
+
+def loaded_model(serve: S, name: str, entry: Mapping[str, Any], beside: Sequence[ServeSettings]) -> S:
+    """Returns the settings of a model that an order loads under a name. Raises SettingsError.
+
+    `serve`: the settings of the command line. `entry`: as in a file of models, with `model`. `beside`: the models with
+    which the launcher was started.
+    """
+    values = _entry(entry, "settings")
+    for setting in AT_START_ONLY:
+        if setting in values:
+            raise SettingsError(f"settings: {setting.replace('_', '-')!r} can only be given when the server starts")
+    if "served_model_name" in values:
+        raise SettingsError(f"settings: leave out 'served-model-name': the model is loaded as {name!r}")
+    plain = replace(serve, **{**_defaults(serve, (*OF_ONE_MODEL, *_NOT_SHARED)), "served_model_alias": ""})
+    model = described(replace(plain, **values, served_model_name=name))
+    if model.parallel.nnode > 1:
+        raise SettingsError("--nnode: this server is on several machines, and loads no further models")
+    _check_together([*(one for one in beside if model_name(one) != name), model], "", shared_bus=True)
+    return model
+
+
+def version_of(first: S, directory: str) -> S:
+    """Returns the settings of another version of a model, without those that name the model's files."""
+    files = ("revision", "given_model", "tokenizer", "tokenizer_revision", "tokenizer_extension_path", "model_id")
+    # Clients may go on to use the path of the first version.
+    aliases = [alias for alias in model_aliases(first) if "," not in alias and MODEL_NAME.holds(alias)]
+    own = {
+        "model": directory,
+        "served_model_name": model_name(first),
+        "served_model_alias": ",".join(aliases[:MODEL_ALIASES_MAX]),
+    }
+    return replace(first, **{**dict.fromkeys(files, ""), **own})
+
+
+def _defaults(serve: ServeSettings, names: Sequence[str]) -> dict[str, Any]:
+    return {item.name: item.default for item in flags_of(type(serve)) if item.name in names}
 
 
 def _named_apart(models: Sequence[S]) -> list[S]:

@@ -1,7 +1,8 @@
-"""`antiphon models`: lists the versions of models, starts a new version, and returns to the former one."""
+"""`antiphon models`: lists the versions of models, starts and changes them, loads and unloads models."""
 
 import time
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +31,14 @@ def show_all(client: Client, *, as_json: bool = False) -> int:
 
 
 def listed(client: Client) -> list[Model]:
-    """Returns the models in the form of `GET /admin/models`; one that was never changed has version 1 alone."""
-    versioned = {one["id"]: one for one in client.get("/admin/models")["data"]}
+    """Returns the models in the form of `GET /admin/models`; one that was never changed has version 1 alone.
+
+    Models that are not served come last: those that are being loaded, and those that were unloaded.
+    """
+    changed = {one["id"]: one for one in client.get("/admin/models")["data"]}
     cards = [card for card in client.get("/v1/models")["data"] if not card.get("parent")]
-    return [versioned.get(card["id"]) or _unchanged(card) for card in cards]
+    served = [changed.pop(card["id"], None) or _unchanged(card) for card in cards]
+    return [*served, *changed.values()]
 
 
 def _unchanged(card: dict[str, Any]) -> Model:
@@ -60,8 +65,44 @@ def lines(model: Model) -> Iterator[str]:
 
 def set_version(client: Client, name: str, directory: str, wait: Wait, *, as_json: bool = False) -> int:
     """Starts a version and waits until it serves or has failed, at most for the timeout. Returns an exit code."""
-    version = started(client, "/admin/models", {"model": name, "directory": directory}, directory)
+    version = started(client, "/admin/models", {"model": name, "directory": directory, "load": False}, directory)
     return wait_for(client, name, version, wait, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A model to load: its name, directory and settings, as texts by the name of a flag."""
+
+    name: str
+    directory: str
+    settings: dict[str, str]
+
+
+def load(client: Client, model: Load, wait: Wait, *, as_json: bool = False) -> int:
+    """Loads a model beside those that are served, and waits until it serves or has failed. Returns an exit code."""
+    body = {"model": model.name, "directory": model.directory, "settings": model.settings, "load": True}
+    version = started(client, "/admin/models", body, model.directory)
+    return wait_for(client, model.name, version, wait, as_json=as_json)
+
+
+def unload(client: Client, name: str, wait: Wait, *, as_json: bool = False) -> int:
+    """Withdraws a model from clients, and waits until its processes have ended. Returns 1 if they go on too long."""
+    began, status = time.monotonic(), StatusLine()
+    model = client.delete(f"/admin/models/{urllib.parse.quote(name)}")
+    while (running := _running(model)) and (waited_s := time.monotonic() - began) <= wait.timeout_s:
+        status.show(f"{name} gets no requests any more and ends those that it has: {waited_s:.0f} s")
+        wait.sleep(POLL_S)
+        found = client.get("/admin/models")["data"]
+        model = next((one for one in found if one["id"] == name), {**model, "versions": []})
+    status.clear()
+    show(model, lines(model), as_json=as_json)
+    if running:
+        tell(f"{name} still has requests; `antiphon models list` tells when it has ended")
+    return Exit.FAILED if running else Exit.OK
+
+
+def _running(model: Model) -> bool:
+    return any(one["state"] in ("starting", "ready") for one in model["versions"])
 
 
 def shadow(client: Client, name: str, directory: str, share: float, wait: Wait, *, as_json: bool = False) -> int:
@@ -113,8 +154,11 @@ def wait_for(client: Client, name: str, number: int, wait: Wait, *, as_json: boo
     if version["state"] == "starting":
         tell(f"version {number} of {name} is still starting; `antiphon models list` tells when it serves")
     elif version["state"] == "failed":
-        tell(f"version {number} could not start, and {name} is served as before: {version['reason']}")
-    return Exit.OK if version["state"] not in ("starting", "failed") else Exit.FAILED
+        rest = f"{name} is served as before" if model["active"] else f"{name} is not served"
+        tell(f"version {number} could not start, and {rest}: {version['reason']}")
+    elif version["state"] == "ended":
+        tell(f"version {number} of {name} was ended: {version['reason']}")
+    return Exit.OK if version["state"] == "ready" else Exit.FAILED
 
 
 def pair(word: str) -> tuple[str, str]:
@@ -123,3 +167,14 @@ def pair(word: str) -> tuple[str, str]:
     if not name or not directory:
         raise SettingsError(f"{word!r} is not NAME=DIR, a model's served name and the directory of its new version")
     return name, directory
+
+
+def settings_of(words: Sequence[str]) -> dict[str, str]:
+    """Returns settings from words `FLAG=VALUE`, without the dashes of the flags. Raises SettingsError."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not name or not equals:
+            raise SettingsError(f"--set: {word!r} is not FLAG=VALUE, such as max-model-len=4096")
+        found[name] = value
+    return found

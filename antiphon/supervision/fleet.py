@@ -116,7 +116,8 @@ class Fleet:
         self.trials: set[str] = set()
         """Models whose processes are not restarted when they end."""
         self.on_failure: dict[str, Callable[[Failure], None]] = {}
-        """By model, for models without which the fleet can continue: called when a process of the model is given up."""
+        """By model, for models without which the fleet can continue: called when a process of the model is given up,
+        unless another one of its service goes on."""
         self.on_end: Callable[[ChildSpec], None] = lambda spec: None
         """Called when a child has ended by itself."""
         self._sink = sink
@@ -128,6 +129,10 @@ class Fleet:
             member = _Member(spec=spec)
             member.task = asyncio.create_task(self._keep_until_stopped(member))
             self._members.append(member)
+
+    def specs(self) -> list[ChildSpec]:
+        """Returns the children that are not being stopped."""
+        return [member.spec for member in self._members if not member.stopping.is_set()]
 
     def pids(self) -> dict[str, int]:
         """Returns the process ids of the running children by name."""
@@ -238,13 +243,13 @@ class Fleet:
 
     def _give_up(self, member: _Member, failure: Failure) -> None:
         service, model = member.spec.service, member.spec.model
-        if (tell := self.on_failure.get(model)) is not None:
+        peers = [m for m in self._members if m.spec.service == service and m.child is not None and m.child.running]
+        same = sum(m.spec.model == model for m in peers)
+        tell = self.on_failure.get(model)
+        if tell is not None and (model in self.trials or not same or failure.exit_code == CONFIGURATION_ERROR):
             self._sink("antiphon", failure.message)
             tell(failure)
-            return
-        peers = [m for m in self._members if m.spec.service == service and m.child is not None and m.child.running]
-        if peers and failure.exit_code != CONFIGURATION_ERROR:
-            same = sum(m.spec.model == model for m in peers)
+        elif peers and failure.exit_code != CONFIGURATION_ERROR:
             rest = f"{same} other {service} goes on." if same else f"The model {model!r} is not served any more."
             self._sink("antiphon", f"{failure.message} It is not started again; {rest}")
         elif not self.failed.done():

@@ -21,6 +21,7 @@ class Exit(IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     NOT_FOUND = 4
+    UNDECIDED = 5
     CONFIGURATION = 78
     INTERRUPTED = 130
     BROKEN_PIPE = 141

@@ -1,13 +1,17 @@
-"""The launcher's actor on the bus: starts versions of models, switches between them, and ends unused ones.
+"""The launcher's actor on the bus: starts versions of models, switches between them, loads and unloads models.
 
 A new version starts beside the active one. When all its processes are ready it becomes active, and the gateways are
 informed at once. Running requests stay with the version on which they began. The former version keeps running for a
 while, for a rollback, and is stopped when it has no work. If a process of a starting version ends, the version has
 failed: its processes are stopped, and nothing else changes.
+
+A model that is loaded by an order is a model without an active version until its first version is ready. A model that
+is unloaded has none any more: its versions end when they have no work.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,7 +26,6 @@ from antiphon.shared.bus.key_value import StoreUnavailableError
 from antiphon.shared.deployment.model_versions import (
     DECODER,
     ENCODER,
-    VERSIONS_MAX,
     ModelState,
     ModelStates,
     ModelVersion,
@@ -35,6 +38,7 @@ from antiphon.shared.messages import ChangeModel, ModelsChanged
 from antiphon.shared.subjects import LAUNCHER_QUEUE
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
+from antiphon.versions import orders
 from antiphon.versions.watch import MemberWatch
 
 log = logging.getLogger(__name__)
@@ -44,10 +48,12 @@ IDLE_S = 2.0
 SYNC_S = 2.0
 """Interval in seconds at which the launcher rewrites state lost by the store and reads other launchers' changes."""
 STOP_S = 10.0
+LOOK_S = 1.0
+"""Seconds for which heartbeats are awaited to see whether other launchers serve a model that failed here."""
 
 
-Specs = Callable[[str, int, str], Sequence[ChildSpec]]
-"""Returns the processes of a version, for a model's name, a number and a directory. Blocks. Raises SettingsError."""
+Specs = Callable[[ModelState, ModelVersion, Sequence[ChildSpec]], Sequence[ChildSpec]]
+"""Returns the processes of a version of a model beside the processes that run. Blocks. Raises SettingsError."""
 
 
 async def run(
@@ -73,6 +79,13 @@ class _Running:
     services: list[str] = field(default_factory=list[str])
     task: "asyncio.Task[None] | None" = None
     """Starts the version, or ends it when it is unused."""
+    is_starting: bool = False
+
+    def stop(self) -> None:
+        """Cancels the task."""
+        if self.task is not None:
+            self.task.cancel()
+        self.task, self.is_starting = None, False
 
 
 class ModelSupervisor(Actor):
@@ -97,15 +110,19 @@ class ModelSupervisor(Actor):
 
     async def keep_in_sync(self) -> None:
         """Follows the store and rewrites lost state. Runs until cancelled."""
-        warned = False
+        warned, is_first = False, True
         while True:
             try:
                 states = await self._store.read()
-                if states.changes > self._states.changes:
-                    self._follow(states)
+                wanted = _taken_back(states, self._directories) if is_first else states
+                if wanted.changes > self._states.changes:
+                    # Whoever led a start may have ended since, so at its own start a launcher leads it too.
+                    self._follow(wanted, leads=is_first)
+                    if wanted is not states:
+                        await self._publish()
                 elif states.changes < self._states.changes:
                     await self._store.write(self._states)
-                warned = False
+                warned = is_first = False
             except StoreUnavailableError as error:
                 if not warned and self._states.changes:
                     self._sink("antiphon", f"the versions of models are not stored: {error}")
@@ -125,10 +142,15 @@ class ModelSupervisor(Actor):
     async def on_change(self, envelope: Envelope[ChangeModel]) -> ModelsChanged:
         """Executes an order or begins its execution. Raises ServiceError if it is invalid."""
         order = envelope.message
-        if order.model not in self._directories:
-            known = ", ".join(map(repr, self._directories))
+        served = orders.served(self._states, self._directories)
+        if order.action == "load":
+            await self._load(order.model, order.directory, order.settings)
+        elif order.model not in served or not _starts_here(self._state(order.model), self._directories):
+            known = ", ".join(map(repr, served))
             raise ServiceError("model_not_found", f"No model is called {order.model!r}. Models here: {known}.")
-        if order.action == "rollback":
+        elif order.action == "unload":
+            await self._unload(order.model)
+        elif order.action == "rollback":
             await self._roll_back(order.model)
         elif order.action == "unshadow":
             await self._end_shadow(order.model)
@@ -146,7 +168,7 @@ class ModelSupervisor(Actor):
 
     async def _set(self, name: str, directory: str, share: float) -> None:
         state = self._state(name)
-        if (starting := next((one for one in state.versions if one.state == "starting"), None)) is not None:
+        if (starting := state.starting) is not None:
             message = f"Version {starting.number} of {name!r} is starting ({starting.directory}): wait for it."
             raise ServiceError("invalid_value", message, param="model")
         if share and state.shadow is not None:
@@ -156,12 +178,29 @@ class ModelSupervisor(Actor):
         if there and not share:
             await self._activate(name, there[-1].number)
             return
-        number = max(one.number for one in state.versions) + 1
-        version = ModelVersion(
-            number=number, directory=directory, state="starting", created=int(time.time()), share=share
-        )
-        await self._change(_with(state, version))
+        version = _new_version(state, directory, share)
+        await self._change(orders.with_version(state, version))
         self._bring_up(name, version, leads=True)
+
+    async def _load(self, name: str, directory: str, settings: bytes) -> None:
+        orders.check_load(self._states, self._directories, name)
+        state = self._states.find(name)
+        version = _new_version(state, directory)
+        await self._change(orders.loading(state, name, version, settings))
+        self._bring_up(name, version, leads=True)
+
+    async def _unload(self, name: str) -> None:
+        """Withdraws a model from clients at once, and ends its versions when they have no work."""
+        orders.check_unload(self._states, self._directories, name)
+        state = self._state(name)
+        await self._change(orders.unloaded(state))
+        for version in state.versions:
+            if version.state == "starting" or version.share:
+                await self._end(name, version.number, "ended", orders.UNLOADED)
+            elif version.state == "ready":
+                # A former version waits for a rollback, which nobody can order any more.
+                self._running.setdefault((name, version.number), _Running()).stop()
+        self._tend(self._state(name))
 
     async def _roll_back(self, name: str) -> None:
         state = self._state(name)
@@ -182,7 +221,7 @@ class ModelSupervisor(Actor):
     # --- starting a version ---
 
     def _bring_up(self, name: str, version: ModelVersion, *, leads: bool) -> None:
-        running = self._running[name, version.number] = _Running()
+        running = self._running[name, version.number] = _Running(is_starting=True)
         running.task = self._track(self._start(name, version, running, leads=leads))
 
     async def _start(self, name: str, version: ModelVersion, running: _Running, *, leads: bool) -> None:
@@ -193,7 +232,7 @@ class ModelSupervisor(Actor):
         internal = version_name(name, version.number)
         failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
         try:
-            specs = await asyncio.to_thread(self._specs, name, version.number, version.directory)
+            specs = await asyncio.to_thread(self._specs, self._state(name), version, self._fleet.specs())
         except SettingsError as error:
             await self._end(name, version.number, "failed", str(error), leads=leads)
             return
@@ -205,32 +244,49 @@ class ModelSupervisor(Actor):
             while not failed.done() and not self._watch.is_ready(internal, running.services):
                 await asyncio.wait({failed}, timeout=POLL_S)
         self._fleet.trials.discard(internal)
-        running.task = None
+        running.task, running.is_starting = None, False
         if failed.done():
             await self._end(name, version.number, "failed", failed.result().message, leads=leads)
             return
-        self._fleet.on_failure[internal] = lambda failure: self._lost(name, version.number, failure)
+        self._fleet.on_failure[internal] = lambda failure: self._spawn(
+            self._end(name, version.number, "ended", failure.message)
+        )
         self._sink("antiphon", f"version {version.number} of {name} is ready ({version.directory})")
         if leads and version.share:
-            await self._change(_with(self._state(name), msgspec.structs.replace(version, state="ready")))
+            ready = msgspec.structs.replace(version, state="ready")
+            await self._change(orders.with_version(self._state(name), ready))
         elif leads:
             await self._activate(name, version.number)
+        else:
+            self._tend(self._state(name))
 
     async def _activate(self, name: str, number: int) -> None:
         """Sends new requests to a ready version. The version that received them before is ended later."""
         state = self._state(name)
         version = state.version(number)
         assert version is not None
-        state = _with(state, msgspec.structs.replace(version, state="ready", share=0.0))
+        state = orders.with_version(state, msgspec.structs.replace(version, state="ready", share=0.0))
         if state.active != number:
             state = msgspec.structs.replace(state, active=number, former=state.active)
         await self._change(state)
         self._sink("antiphon", f"{name} is served by version {number} ({version.directory})")
         self._tend(state)
 
-    def _lost(self, name: str, number: int, failure: Failure) -> None:
-        """Handles a process of an inactive version that was given up."""
-        self._spawn(self._end(name, number, "ended", failure.message))
+    async def _fail(self, name: str, number: int, failure: Failure) -> None:
+        """Ends the active version of a loaded model that cannot go on. Unloads the model if nobody else serves it."""
+        running, internal = self._running.get((name, number)), version_name(name, number)
+        if running is None:  # it ends already, because of another process
+            return
+        await self._end(name, number, "failed", failure.message, leads=False)
+        await self._fleet.stop_model(internal, STOP_S)
+        async with self._watch.watching():
+            await asyncio.sleep(LOOK_S)
+            is_elsewhere = self._watch.is_ready(internal, set(running.services))
+        state = self._state(name)
+        if state.active == number and not is_elsewhere:
+            version = next(one for one in state.versions if one.number == number)
+            version = msgspec.structs.replace(version, state="failed", reason=failure.message)
+            await self._change(orders.unloaded(orders.with_version(state, version)))
 
     # --- ending versions ---
 
@@ -238,23 +294,27 @@ class ModelSupervisor(Actor):
         """Schedules the end of the unused versions of a model; keeps the active version and the shadow version."""
         for (name, number), running in self._running.items():
             version = state.version(number)
-            if name != state.name or version is None or version.state == "starting":
+            if name != state.name or version is None or version.state == "starting" or running.is_starting:
                 continue
             internal = version_name(name, number)
-            if number == state.active or version.share:
-                if running.task is not None:
-                    running.task.cancel()
-                    running.task = None
-                if number == state.active:
-                    self._fleet.on_failure.pop(internal, None)
+            if number == state.active:
+                running.stop()
+                self._fleet.on_failure.pop(internal, None)
+                if state.settings:  # the server goes on without a model that was loaded
+                    fail = functools.partial(self._fail, name, number)
+                    self._fleet.on_failure[internal] = lambda failure, fail=fail: self._spawn(fail(failure))
+            elif version.share and state.active:
+                running.stop()
             elif running.task is None:
-                self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._lost(n, k, failure)
+                self._fleet.on_failure[internal] = lambda failure, n=name, k=number: self._spawn(
+                    self._end(n, k, "ended", failure.message)
+                )
                 running.task = self._track(self._end_when_unused(name, number))
 
     async def _end_when_unused(self, name: str, number: int) -> None:
         internal, idle_since = version_name(name, number), None
         version = self._state(name).version(number)
-        if version is not None and version.state == "ready":
+        if version is not None and version.state == "ready" and self._state(name).active:
             await asyncio.sleep(self._keep_s)
         async with self._watch.watching():
             idle_since = time.monotonic()
@@ -263,7 +323,8 @@ class ModelSupervisor(Actor):
                 if not self._watch.is_idle(internal):
                     idle_since = time.monotonic()
         self._running[name, number].task = None
-        await self._end(name, number, "ended", "another version has taken its place")
+        reason = "another version has taken its place" if self._state(name).active else orders.UNLOADED
+        await self._end(name, number, "ended", reason)
 
     async def _end(self, name: str, number: int, into: Any, reason: str, *, leads: bool = True) -> None:
         """Stops the processes of a version, and records why if this launcher `leads`."""
@@ -272,8 +333,11 @@ class ModelSupervisor(Actor):
         running = self._running.pop((name, number), None)
         if running is not None and running.task is not None and running.task is not asyncio.current_task():
             running.task.cancel()
-        if leads and version is not None and version.state in ("starting", "ready"):
-            await self._change(_with(state, msgspec.structs.replace(version, state=into, reason=reason)))
+        # Another launcher may have made it active while its start failed here.
+        is_active = version is not None and number == state.active
+        if leads and version is not None and not is_active and version.state in ("starting", "ready"):
+            ended = msgspec.structs.replace(version, state=into, reason=reason)
+            await self._change(orders.with_version(state, ended))
         self._sink("antiphon", f"version {number} of {name} {into}: {reason}")
         self._spawn(self._fleet.stop_model(version_name(name, number), STOP_S))
 
@@ -283,29 +347,42 @@ class ModelSupervisor(Actor):
         known = self._states.find(name)
         if known is not None:
             return known
-        return ModelState(
-            name,
-            1,
-            (ModelVersion(number=1, directory=self._directories[name], state="ready", created=int(time.time())),),
-        )
+        if name not in self._directories:
+            return ModelState(name=name, active=0, versions=())
+        version = ModelVersion(number=1, directory=self._directories[name], state="ready", created=int(time.time()))
+        return ModelState(name=name, active=1, versions=(version,))
 
     async def _change(self, state: ModelState) -> None:
         """Publishes the state, then stores it. If the store does not answer, `keep_in_sync` repeats this later."""
         self._states = self._states.replaced(state)
-        await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(self._states)))
-        with contextlib.suppress(StoreUnavailableError):
-            await self._store.write(self._states)
+        await self._publish()
 
-    def _follow(self, states: ModelStates) -> None:
-        """Follows another launcher: starts the versions that it has started, and ends those that it has ended."""
+    async def _publish(self) -> None:
+        states = self._states
+        await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(states)))
+        with contextlib.suppress(StoreUnavailableError):
+            await self._store.write(states)
+
+    def _follow(self, states: ModelStates, *, leads: bool = False) -> None:
+        """Follows another launcher: starts the versions that it has started, and ends those that it has ended.
+
+        `leads`: switches to versions that are starting when they are ready here, and records the end of unloaded ones.
+        """
         self._states = states
+        for name, number in list(self._running):
+            if name not in self._directories and states.find(name) is None:
+                self._spawn(self._end(name, number, "ended", orders.UNLOADED, leads=False))
         for state in states.models:
-            if state.name not in self._directories:
+            if not _starts_here(self._state(state.name), self._directories):
                 continue
             for version in state.versions:
                 here = (state.name, version.number) in self._running
-                if version.state in ("starting", "ready") and not here:
-                    self._bring_up(state.name, version, leads=False)
+                is_wanted = version.state == "starting" or (version.state == "ready" and state.active)
+                if is_wanted and not here:
+                    self._bring_up(state.name, version, leads=leads and version.state == "starting")
+                elif version.state == "ready" and not here and leads:
+                    # The launcher that was to record the end of an unloaded model may have ended before it.
+                    self._running[state.name, version.number] = _Running()
                 elif version.state in ("failed", "ended") and here:
                     self._spawn(self._end(state.name, version.number, version.state, version.reason, leads=False))
             self._tend(state)
@@ -324,9 +401,19 @@ class ModelSupervisor(Actor):
             self._sink("antiphon", f"a version of a model could not be started or ended: {error!r}")
 
 
-def _with(state: ModelState, version: ModelVersion) -> ModelState:
-    """Returns the state with this version added or changed; the oldest ended ones are dropped beyond VERSIONS_MAX."""
-    versions = [one for one in state.versions if one.number != version.number]
-    versions = sorted([*versions, version], key=lambda one: one.number)
-    over = [one for one in versions if one.state in ("failed", "ended")][: max(0, len(versions) - VERSIONS_MAX)]
-    return msgspec.structs.replace(state, versions=tuple(one for one in versions if one not in over))
+def _taken_back(states: ModelStates, directories: Mapping[str, str]) -> ModelStates:
+    """Returns the states with the unloaded models with which the launcher was started. `directories`: of its models."""
+    for state in states.models:
+        if state.name in directories and not state.is_served:
+            states = states.replaced(orders.taken_back(state, directories[state.name], int(time.time())))
+    return states
+
+
+def _starts_here(state: ModelState, directories: Mapping[str, str]) -> bool:
+    """Whether a launcher starts the model's processes: it was started with it, or an order has loaded it."""
+    return state.name in directories or bool(state.settings)
+
+
+def _new_version(state: ModelState | None, directory: str, share: float = 0.0) -> ModelVersion:
+    number = orders.next_number(state)
+    return ModelVersion(number=number, directory=directory, state="starting", created=int(time.time()), share=share)

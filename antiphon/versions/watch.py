@@ -60,7 +60,7 @@ class MemberWatch:
             service
             for service in MODEL_SERVICES
             for beat in self._members.alive(service, now)
-            if beat.state == "ready" and getattr(beat.status, "model", "") == model
+            if beat.state in ("ready", "sleeping") and getattr(beat.status, "model", "") == model
         )
         return not Counter(services) - ready
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from antiphon.shared.security.bus_permissions import CONTAINER_ROLES, permissions, render_user
+from antiphon.shared.security.bus_permissions import ROLES, permissions, render_user
 from antiphon.shared.subjects import Subjects
 from infra.checks.generated import keep
 
@@ -29,7 +29,7 @@ HEAD = """\
 def render(passwords: str, namespace: str = "antiphon") -> str:
     """Returns the text of the file. `passwords`: the path of the file that it includes."""
     subjects = Subjects(namespace)
-    users = (f"  {render_user(role, f'${role}_password', permissions(role, subjects))}\n" for role in CONTAINER_ROLES)
+    users = (f"  {render_user(role, f'${role}_password', permissions(role, subjects))}\n" for role in ROLES)
     return f"{HEAD}include {passwords}\nauthorization {{ users: [\n{''.join(users)}] }}\n"
 
 

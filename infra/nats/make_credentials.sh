@@ -2,8 +2,8 @@
 # Draws the passwords of the bus once: make_credentials.sh [DIRECTORY] (default /secrets). It writes
 #
 #   server/passwords.conf    all passwords, for nats-server (users.conf names them)
-#   ROLE/credentials         user:password of one kind of service, of `observer`, which may only read, and of `setup`,
-#                            which makes the stores
+#   ROLE/credentials         user:password of one kind of service, of `launcher`, which starts models in containers of
+#                            their own, of `observer`, which may only read, and of `setup`, which makes the stores
 #   server/routes.conf       if NATS_SERVERS="HOST HOST HOST" names the servers of a cluster in containers: their routes
 #                            and the password among them
 #
@@ -13,7 +13,7 @@ set -eu
 umask 077
 directory=${1:-/secrets}
 owner=${OWNER-10001}
-roles="gateway tokenizer engine detokenizer vision observer setup"
+roles="gateway tokenizer engine detokenizer vision launcher observer setup"
 draw() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 routes() {
   password=$(draw)

@@ -40,6 +40,7 @@ from antiphon.shared.models.model_files import (
     model_directory,
     model_name,
 )
+from antiphon.shared.version import __version__
 
 logger = logging.getLogger(__name__)
 JOIN_S = 5.0
@@ -374,6 +375,8 @@ class EngineService:
             labels=facts.labels,
             step_tokens=self.engine.limits.step_prompt_tokens or self.engine.limits.max_num_batched_tokens,
             facts=self._facts,
+            numerics=facts.numerics,
+            version=__version__,
         )
 
 

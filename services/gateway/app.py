@@ -98,7 +98,7 @@ def create_app(
     """
     usage, quotas = usage or UsageLedger(), quotas or Quotas(clock=SystemClock())
     keys, guests = keys or ApiKeys(settings.api_keys), guests or Guests()
-    records = records or RecordDirectory(Recorder(0))
+    records, changes = records or RecordDirectory(Recorder(0)), changes or MemberChanges(SystemClock())
     guests.offer(records)
     backend = GuardedBackend(backend, quotas, usage, settings.request_timeout, records.recorder.begin)
     collectors = [collector for guest in guests for collector in guest.collectors()]
@@ -118,14 +118,13 @@ def create_app(
         api.add(routes, serving)
     _add_probes(routes, ServiceEndpoints(backend, metrics), heartbeats)
     RequestEndpoints(records).add(routes)
-    changes = changes or MemberChanges(SystemClock())
     routes.get("/admin/topology", TopologyEndpoint(members, changes, gateway).topology)
     history = history or History(SystemClock(), members, changes)
     history.follow(metrics)
     HistoryEndpoint(history).add(routes)
     ConsolePage().add(routes)
     EngineEndpoints(engine_controls).add(routes)
-    ModelEndpoints(versions, guests).add(routes)
+    ModelEndpoints(versions, guests, backend).add(routes)
     if not settings.use_openai:
         _refuse_apis(app)
     routes.describe()

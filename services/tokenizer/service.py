@@ -12,6 +12,7 @@ from antiphon.shared.flags import SettingsError
 from antiphon.shared.messages import PoolStatus, ServiceName
 from antiphon.shared.models.model_files import described, located, model_name, tokenizer_directory
 from antiphon.shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
+from antiphon.shared.text.digests import template_digest, tokenizer_digest
 from antiphon.shared.text.special_tokens import SpecialTokens
 from antiphon.shared.text.templates.conversation_templates import choose_template
 from antiphon.shared.text.templates.template_formats import reasoning_format, tool_format
@@ -34,6 +35,8 @@ class TokenizerService:
         self._actor: TokenizerActor | None = None
         self._warming: asyncio.Task[None] | None = None
         self._tool_format = self._reasoning_format = ""
+        self._digests = "", ""
+        """Of the tokenizer's files and of the chat template."""
 
     async def start(self, host: Host) -> None:
         """See Service. Raises SettingsError if the directory has no usable tokenizer."""
@@ -65,6 +68,8 @@ class TokenizerService:
             model=model_name(self._settings),
             tool_format=self._tool_format,
             reasoning_format=self._reasoning_format,
+            tokenizer_digest=self._digests[0],
+            template_digest=self._digests[1],
         )
 
     async def run(self) -> None:
@@ -92,4 +97,6 @@ class TokenizerService:
             raise SettingsError("--escape-special-tokens needs a tokenizer with a tokenizer.json")
         if settings.skip_tokenizer_init:
             return codec, TextFacts(named_tokens={}, chat_template=None)
-        return codec, choose_template(settings, directory, codec)
+        facts = choose_template(settings, directory, codec)
+        self._digests = tokenizer_digest(directory), template_digest(facts)
+        return codec, facts

@@ -39,20 +39,33 @@ class ModelVersion(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """
 
 
-class ModelState(msgspec.Struct, frozen=True, array_like=True):
-    """The versions of one model. `active`: number of the version that gets new requests.
+class ModelState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The versions of one model.
 
-    `former`: number of the active version before it.
+    `active`: number of the version that gets new requests; 0: none, because the model is being loaded or was unloaded.
+    `former`: number of the active version before it. `settings`: a JSON object with the settings of a model that was
+    loaded by an order, as in a file of models; empty for a model with which a launcher was started.
     """
 
     name: str
     active: int
     versions: tuple[ModelVersion, ...]
     former: int = 0
+    settings: bytes = b""
 
     def version(self, number: int) -> ModelVersion | None:
         """Returns a version by its number."""
         return next((one for one in self.versions if one.number == number), None)
+
+    @property
+    def starting(self) -> ModelVersion | None:
+        """The version that is starting."""
+        return next((one for one in self.versions if one.state == "starting"), None)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the model gets requests, or will when it is loaded."""
+        return self.active > 0 or self.starting is not None
 
     @property
     def shadow(self) -> ModelVersion | None:
@@ -71,9 +84,11 @@ class ModelStates(msgspec.Struct, frozen=True, array_like=True):
         return next((one for one in self.models if one.name == name), None)
 
     def replaced(self, model: ModelState) -> "ModelStates":
-        """Returns the states after a change of one model."""
-        others = tuple(one for one in self.models if one.name != model.name)
-        return ModelStates(self.changes + 1, (*others, model))
+        """Returns the states after a change of one model. Of unloaded models the latest are remembered."""
+        models = [*(one for one in self.models if one.name != model.name), model]
+        unloaded = [one for one in models if not one.is_served]
+        forgotten = unloaded[: -limits.UNLOADED_MODELS_MAX]
+        return ModelStates(self.changes + 1, tuple(one for one in models if one not in forgotten))
 
 
 ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ModelStates)

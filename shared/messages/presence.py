@@ -126,6 +126,10 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     kv_copies_at: str = ""
     """Id of the engine that keeps copies of this one's KV; empty: none does."""
     sleep: SleepStatus = SleepStatus()
+    numerics: str = ""
+    """What decides the last bits of a result, in words: backend, instruction set, quantization and data types."""
+    version: str = ""
+    """Version of the engine's software."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):
@@ -151,6 +155,10 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """
     reasoning_format: str = ""
     """Name of the model's reasoning format, recognised in the same way; empty: unknown."""
+    tokenizer_digest: str = ""
+    """SHA-256 of the tokenizer's files (`shared/text/digests.py`); empty: there is no tokenizer."""
+    template_digest: str = ""
+    """SHA-256 of the chat template's text; empty: there is none."""
 
 
 class VisionStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):

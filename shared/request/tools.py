@@ -48,6 +48,11 @@ def checked_functions(functions: Sequence[Any] | None) -> list[dict[str, Any]]:
     return [{"type": "function", "function": function} for function in functions]
 
 
+def is_tool_name(name: str) -> bool:
+    """Whether a function may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def tool_name(tool: Mapping[str, Any]) -> str:
     """Returns the name of the function of a checked tool."""
     return tool["function"]["name"]
@@ -119,7 +124,7 @@ def _check_function(function: Any, path: str) -> None:
     name = found.get("name")
     if name is None:
         missing(f"{path}.name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not is_tool_name(name):
         rule = f"must be 1 to {limits.TOOL_NAME_CHARS_MAX} characters: letters, digits, '_' and '-'"
         refuse(f"{path}.name", rule)
     if not isinstance(found.get("description", ""), str | None):

@@ -27,8 +27,6 @@ from antiphon.shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUE
 
 Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer", "setup"]
 ROLES: tuple[Role, ...] = get_args(Role)
-CONTAINER_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "launcher")
-"""Roles in deployments where each service is started separately, without a launcher."""
 BUCKETS: dict[str, tuple[Role, ...]] = {
     "limits": ("gateway",),
     "adapters": ("gateway", "engine"),

@@ -31,6 +31,17 @@ class RecordSettings(Settings, group="http"):
         "'X-Antiphon-Resumable: 1' (asked), or all streams, whose events then have ids (all)",
         choices=("asked", "all"),
     )
+    receipt_keys: str = flag(
+        "",
+        "file of the keys that sign receipts, a JWK set; made with a new key if it is missing (default: no receipts)",
+        env="ANTIPHON_RECEIPT_KEYS",
+        metavar="FILE",
+    )
+    receipts: str = flag(
+        "asked",
+        "answers that get a receipt: those whose request has the header 'X-Antiphon-Receipt: 1' (asked), or all",
+        choices=("asked", "all"),
+    )
     stream_grace: float = flag(
         30.0,
         "seconds for which a stream continues after its client has disconnected, if the client sent "
@@ -45,6 +56,8 @@ def check_records(settings: RecordSettings) -> None:
         raise SettingsError(
             "--record-streams=all needs a store for the records: leave out one of it and --stream-store=off"
         )
+    if settings.receipts == "all" and not settings.receipt_keys:
+        raise SettingsError("--receipts=all needs keys that sign them: name a file with --receipt-keys FILE")
 
 
 class KeeperSettings(BusSettings, group="bus"):

@@ -104,7 +104,7 @@ async def test_the_launcher_takes_orders_about_versions_over_tls(server: str, cr
     launcher = asyncio.create_task(serve())
     client = await NatsTransport.connect([server], name="c", inbox_prefix="i", credentials=credentials, tls=context)
     try:
-        subject, order = Subjects("antiphon").models_control(), encode(ChangeModel("rollback", "tiny"))
+        subject, order = Subjects("antiphon").models_control(), encode(ChangeModel(action="rollback", model="tiny"))
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(NoRespondersError):

@@ -95,6 +95,9 @@ async def test_every_route_refuses_the_methods_it_does_not_have():
                 ):
                     assert reply.status == 404  # it could be the id of a response
                     continue
+                if path in ("/admin/models/rollback", "/admin/models/shadow") and method == "DELETE":
+                    assert reply.status == 404  # it could be the name of a model
+                    continue
                 assert reply.status == 405, (method, path)
                 assert reply.headers["allow"]
                 if method != "HEAD" and not has_own_errors(path):

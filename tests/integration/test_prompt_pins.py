@@ -10,7 +10,7 @@ import pytest
 from antiphon.services.gateway.path.generation import ModelCard
 from tests.integration.edge import CARD, ScriptedBackend, call, serving
 
-KEEPS = replace(CARD, keeps_kv=True)
+KEEPS = replace(CARD, kept_block_size=16)
 HELLO: Any = {"model": "org/toy", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello?"}]}
 TOOL: Any = {"name": "look", "input_schema": {"type": "object"}}
 IGNORED = "x-antiphon-ignored"
@@ -71,6 +71,22 @@ async def test_marks_are_told_where_nothing_keeps_the_prompt() -> None:
         "system[].cache_control",
     )
     assert await ask_anthropic(KEEPS, system=text("ephemeral")) == (0, "system[].cache_control")
+
+
+@pytest.mark.parametrize(
+    ("marked", "num_prompt_tokens", "created"), [(True, 1000, 992), (False, 1000, 0), (True, 200, 0)]
+)
+async def test_usage_tells_how_much_of_a_prompt_is_kept(marked: bool, num_prompt_tokens: int, created: int) -> None:
+    backend = ScriptedBackend(cards=[KEEPS], num_prompt_tokens=num_prompt_tokens)
+    async with (
+        serving(backend) as port,
+        anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key="EMPTY", max_retries=0) as api,
+    ):
+        fields: Any = {**HELLO, "cache_control": FIVE} if marked else HELLO
+        message = await api.messages.create(**fields)
+    usage = message.usage
+    assert usage.cache_creation_input_tokens == created
+    assert usage.input_tokens + created + (usage.cache_read_input_tokens or 0) == num_prompt_tokens
 
 
 async def ask_openai(card: ModelCard, retention: Any) -> list[tuple[float, str | None]]:

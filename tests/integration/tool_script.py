@@ -25,14 +25,18 @@ TEXT_AND_CALLS = f"Let me see. <other>\n{CALL}\n{CALL}"
 
 @dataclass
 class Script:
-    """What the model says, and the prompts that it was given."""
+    """What the model says, and the prompts that it was given.
+
+    `next`: what it says first, one text a prompt.
+    """
 
     says: str = ""
+    next: list[str] = field(default_factory=list[str])
     prompts: list[str] = field(default_factory=list[str])
 
     def __call__(self, prompt: str) -> str:
         self.prompts.append(prompt)
-        return self.says
+        return self.next.pop(0) if self.next else self.says
 
 
 @contextlib.asynccontextmanager

@@ -31,7 +31,7 @@ async def compared(society: Society, request: GenerationRequest) -> Comparison |
     versions = tuple(
         ModelVersion(number=number, directory="", state="ready", created=0, share=number - 1.0) for number in (1, 2)
     )
-    actor.versions._use(ModelStates(1, (ModelState(card.name, 1, versions),)))
+    actor.versions._use(ModelStates(1, (ModelState(name=card.name, active=1, versions=versions),)))
     shadow = society.members["gateway0"].service.guests[ShadowTraffic]
     shadow._find_card = lambda _: card
     answer = await society.ask(request)

@@ -18,7 +18,8 @@ from dataclasses import replace
 import msgspec
 
 from antiphon.services.engine.core.beams.beam_group import BeamGroups, further_beams
-from antiphon.services.engine.core.drafts.drafter import make_drafter
+from antiphon.services.engine.core.drafts.drafter import Drafter, make_drafter
+from antiphon.services.engine.core.drafts.expected import ExpectedTokens
 from antiphon.services.engine.core.kv.block_pool import BlockPool
 from antiphon.services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from antiphon.services.engine.core.kv.prefix_cache import PrefixCache
@@ -106,16 +107,19 @@ class Core:
         if spec.params.beam is not None:
             self.checks.check_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size, self.facts.vocab_size)
-        sequence.waits_for_tokens = self.facts.num_stages > 1
+        # An expected output is drafted after known tokens only, so a step planned ahead would compute one token.
+        sequence.waits_for_tokens = self.facts.num_stages > 1 or bool(spec.expected_token_ids)
         sequence.whole_images = self.facts.mutual_images
         self.sequences[spec.sequence_id] = sequence
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
             return
         if self.num_speculative_tokens and spec.pooling is None and not spec.canary:
-            sequence.drafter = make_drafter(
-                self.num_speculative_tokens, predicts=self.facts.has_draft_layer, looks_up=self._looks_up
-            )
+            most, expected = self.num_speculative_tokens, spec.expected_token_ids
+            if expected:
+                sequence.drafter = Drafter(None, ExpectedTokens(expected, spec.num_prompt_tokens, most))
+            else:
+                sequence.drafter = make_drafter(most, predicts=self.facts.has_draft_layer, looks_up=self._looks_up)
         self._num_added += 1
         if spec.canary:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.

@@ -241,6 +241,9 @@ class EngineFacts:
     """Hash of everything besides the weights that can change tokens: data types, backend, hardware, software."""
     content: str = ""
     """Hash of the weights, their quantization and the compute data type: engines with equal hashes may exchange KV."""
+    numerics: str = ""
+    """What decides the last bits of a result, in words: backend, instruction set, quantization and data types. Engines
+    with equal words and weights compute equal tokens if they are batch invariant."""
     embedding_size: int = 0
     """Number of components of a pooling sequence's vector; 0 if the worker cannot compute such vectors."""
     pooling_kind: PoolingKind = "last"

@@ -75,6 +75,11 @@ class SequenceSpec:
     kv_keep_s: float = 0.0
     """How long the KV of the prompt is to be kept below the KV cache (`kv.tier`), seconds; 0: as long as there is room.
     """
+    expected_token_ids: tuple[int, ...] = ()
+    """The whole output that the caller expects, from the first output token on: the only draft tokens of the sequence
+    (`drafts.expected`). They do not change the output. Without effect on an engine without drafts
+    (`CoreLimits.num_speculative_tokens`).
+    """
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -128,7 +128,7 @@ class Sequence:
     sequence is scheduled, as the next step is to have these drafts."""
     waits_for_tokens: bool = False
     """Whether nothing more of this sequence is scheduled while a plan in flight samples its next token
-    (`EngineFacts.num_stages`)."""
+    (`EngineFacts.num_stages`), or its output is expected (`SequenceSpec.expected_token_ids`)."""
     num_in_flight: int = 0
     """Number of plans in flight that contain this sequence."""
     again: int = 0

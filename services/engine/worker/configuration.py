@@ -35,6 +35,15 @@ def configuration_hash(model_dir: Path, backend: str, dtype: torch.dtype, cache_
     return digest.hexdigest()[:_DIGITS]
 
 
+def numerics(backend: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
+    """Returns what decides the last bits of results, for people and for comparisons: see `EngineFacts.numerics`.
+
+    `backend`: as for `configuration_hash`.
+    """
+    kinds = [str(one).removeprefix("torch.") for one in (dtype, cache_dtype)]
+    return f"{backend}, {kinds[0]}, kv {kinds[1]}, torch {torch.__version__}"
+
+
 def content_hash(model_dir: Path, form: str, dtype: torch.dtype) -> str:
     """Returns a hash, as 16 hexadecimal digits, of everything that determines KV values, except the hardware.
 

@@ -57,6 +57,8 @@ class StateSpec:
     """See `EngineFacts.configuration`."""
     content: str
     """See `EngineFacts.content`."""
+    numerics: str
+    """See `EngineFacts.numerics`."""
     embedding_size: int
     """See `EngineFacts.embedding_size`."""
     pooling_kind: PoolingKind
@@ -238,6 +240,7 @@ class StepWorker(ABC):
             step_prompt_tokens=self._prompt_tokens(),
             configuration=spec.configuration,
             content=spec.content,
+            numerics=spec.numerics,
             computes_on_host=spec.device.type == "cpu",
             embedding_size=spec.embedding_size,
             pooling_kind=spec.pooling_kind,

@@ -211,6 +211,8 @@ class GuestOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine."""
     resumed: ResumedOutput | None = None
     """The output of a former run of this request that it continues, if any."""
+    orders: tuple[object, ...] = ()
+    """What features that the path does not know are to do in this request, each an object of a type of its own."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,8 +363,8 @@ class ModelCard:
     """What its files say about it, as one of its engines has read them."""
     content: str = ""
     """See `EngineStatus.content`."""
-    keeps_kv: bool = False
-    """Whether its engines keep KV on a disk."""
+    kept_block_size: int = 0
+    """Tokens of a block of KV, if its engines keep blocks on a disk; 0: they do not."""
     version_name: str = ""
     """For a model with several versions: the bus name of the active version; else empty."""
 

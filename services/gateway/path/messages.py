@@ -78,6 +78,16 @@ class RequestMessages:
         first = index - index % self._num_choices
         return self.sequences[first : first + self._num_choices]
 
+    def params(self, index: int) -> SamplingParams:
+        """Returns the parameters of a sequence as engines get them: its own seed, and a limit that fits."""
+        prompt = self.prompt(index)
+        params = self.request.params.within(self.card.max_model_len - prompt.num_tokens)
+        if self._num_choices > 1:
+            params = choice_params(params, index % self._num_choices)
+        if prompt.end_token_ids:
+            params = msgspec.structs.replace(params, end_token_ids=prompt.end_token_ids)
+        return params
+
     def open_stream(self, index: int) -> OpenStream:
         """Returns the message that opens a text stream, which continues after the text that the gateway has.
 
@@ -110,13 +120,9 @@ class RequestMessages:
         """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         choices, client, headers = self.choices(index), request.origin.client, request.origin.trace_headers
-        params = request.params.within(self.card.max_model_len - prompt.num_tokens)
-        if len(choices) > 1:
-            params = choice_params(params, index % self._num_choices)
+        params = self.params(index)
         if params.prompt_logprobs is not None and not sequence.needs_prompt_logprobs:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
-        if prompt.end_token_ids:
-            params = msgspec.structs.replace(params, end_token_ids=prompt.end_token_ids)
         return Submit(
             sequence_id=sequence.sequence_id,
             attempt=sequence.attempt,

@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.cli import main
 from antiphon.launch import devices, launcher
-from antiphon.launch.devices import Assignment, for_engines, visible
+from antiphon.launch.devices import Assignment, beside, for_engines, visible
 from antiphon.launch.launcher import assign_gpus
 from antiphon.settings import ServeSettings
 from antiphon.shared.flags import SettingsError
@@ -58,3 +58,11 @@ def test_engines_of_several_gpus_need_all_of_them_and_what_is_left_over_is_told(
     found = assign_gpus(models, ["0", "1", "2", "3", "4"])
     assert found.ids == ("0,1", "2,3")
     assert found.notices == ("1 of 5 GPUs stay unused: 2 engines are started (--engines, --worker-num)",)
+
+
+def test_an_engine_that_is_started_beside_others_gets_the_gpus_that_are_used_least() -> None:
+    assert beside([1], ["3", "1", "2"], ["3", "2"]) == ("1",)
+    assert beside([1, 1], ["0", "1"], ["0"]) == ("1", "0")
+    assert beside([2], ["0", "1", "2"], ["0", "0", "1", "elsewhere"]) == ("2,1",)
+    with pytest.raises(SettingsError, match="an engine needs 2 GPUs, and 1 can be used here"):
+        beside([2], ["0"], [])

@@ -86,6 +86,22 @@ def test_a_standby_becomes_the_same_process_as_its_child(planned) -> None:
                 assert importlib.util.find_spec(module) is not None
 
 
+def test_without_gateways_the_models_are_for_those_on_the_bus_and_each_process_has_the_password_of_its_service(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "drawn").mkdir()
+    settings = ServeSettings(gateways=0, nats="nats://bus", nats_credentials=str(tmp_path / "drawn"))
+    check(settings)
+    plan = make_plan([settings], {}, [], tmp_path, "")
+    assert [spec.name for spec in plan.specs] == ["tokenizer-1", "engine-1", "detokenizer-1"]
+    assert (plan.port, plan.stores) == (0, None)
+    for spec in plan.specs:
+        assert settings_of(spec).nats_credentials == str(tmp_path / "drawn" / spec.service / "credentials")
+    (tmp_path / "one").write_text("user:password")
+    shared = make_plan([replace(settings, nats_credentials=str(tmp_path / "one"))], {}, [], tmp_path, "")
+    assert {settings_of(spec).nats_credentials for spec in shared.specs} == {str(tmp_path / "one")}
+
+
 def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
     chosen = ServeSettings(max_num_seqs=7, dtype="float32", enable_prefix_caching=False, keep_alive_s=3.5, engines=1)
     for spec in planned(chosen).specs[1:]:
@@ -276,6 +292,8 @@ def test_a_service_gets_no_settings_of_another() -> None:
     [
         pytest.param(ServeSettings(engines=0), "--engines", marks=pytest.mark.spec("S-SRV-014")),
         (ServeSettings(gateways=65), "--gateways"),
+        (ServeSettings(gateways=-1), "--gateways"),
+        (ServeSettings(gateways=0), "--gateways=0 needs --nats"),
         pytest.param(ServeSettings(port=65536), "--port", marks=pytest.mark.spec("S-SRV-011")),
         pytest.param(ServeSettings(port=-1), "--port", marks=pytest.mark.spec("S-SRV-011")),
         (ServeSettings(nats_credentials="/f"), "--nats"),

@@ -10,11 +10,14 @@ import pytest
 from antiphon.cli import main
 from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
-from antiphon.launch.served_models import models_of
+from antiphon.launch.launcher import Place, VersionPlan
+from antiphon.launch.served_models import loaded_model, models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.limits import MODELS_MAX
 from antiphon.shared.models.model_files import model_aliases, model_name
+from antiphon.supervision.processes import ChildSpec
+from tests.models import make_model
 
 TOML = """
 [[models]]
@@ -217,3 +220,57 @@ def test_the_direct_entry_point_takes_the_file_in_place_of_a_model(
     assert [model_name(model) for model in models_of(found[0])] == ["small", "org/large"]
     assert api_server.main(["--also=/b=b"]) == 78
     assert "--model is needed" in capsys.readouterr().err
+
+
+def test_a_model_that_is_loaded_has_the_settings_of_the_server_and_its_own() -> None:
+    serve = ServeSettings(model="/a", served_model_name="a", engines=2, max_model_len=512, chat_template="x")
+    model = loaded_model(serve, "b", {"model": "/b", "max-model-len": "64", "enable-prefix-caching": False}, [serve])
+    assert (model.model, model.served_model_name, model.engines) == ("/b", "b", 2)
+    assert (model.cache.enable_prefix_caching, model.chat_template) == (False, "")
+    assert model.scheduler.max_model_len == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "why"),
+    [
+        ("b", {"port": 1}, "settings: 'port' is for the whole server"),
+        ("b", {"nats": "nats://elsewhere"}, "settings: 'nats' is for the whole server"),
+        ("b", {"trust-remote-code": True}, "'trust-remote-code' can only be given when the server starts"),
+        ("b", {"tokenizer_extension_path": "/x.py"}, "'tokenizer-extension-path' can only be given when the server"),
+        ("b", {"served_model_name": "c"}, "leave out 'served-model-name': the model is loaded as 'b'"),
+        ("b", {"max-model-length": 1}, "max-model-length"),
+        ("a", {"served-model-alias": "also"}, None),
+        ("b", {"served-model-alias": "a"}, "two models are called 'a'"),
+    ],
+)
+def test_what_a_model_that_is_loaded_cannot_have_is_refused(name: str, entry: dict[str, Any], why: str | None) -> None:
+    serve = ServeSettings(model="/a", served_model_name="a")
+    if why is None:  # in place of the model of the command line, which was unloaded
+        assert loaded_model(serve, name, {"model": "/b", **entry}, [serve]).served_model_name == name
+        return
+    with pytest.raises(SettingsError) as error:
+        loaded_model(serve, name, {"model": "/b", **entry}, [serve])
+    assert why in str(error.value)
+
+
+def test_the_processes_of_a_loaded_model_use_gpus_that_no_engine_uses(tmp_path: Path) -> None:
+    serve = ServeSettings(model=str(make_model(tmp_path / "one")), served_model_name="one")
+    other, environ = str(make_model(tmp_path / "two")), {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+    place = Place("nats://127.0.0.1:1", "", "")
+    plan = VersionPlan(models=[serve], environ=environ, place=place, visible=("4", "5", "6"), common=serve)
+    first = ChildSpec(name="engine-1", service="engine", argv=(), environ=environ, model="one")
+
+    def loaded(number: int, running: list[ChildSpec], **entry: Any) -> list[ChildSpec]:
+        return plan.loaded("two", number, other, {"model": other, **entry}, running)
+
+    def gpus(specs: list[ChildSpec]) -> list[str]:
+        return [(spec.environ or {})["CUDA_VISIBLE_DEVICES"] for spec in specs if spec.service == "engine"]
+
+    specs = loaded(1, [first], engines=2)
+    assert {spec.model for spec in specs} == {"two"}
+    assert len({spec.name for spec in specs} | {"engine-1"}) == len(specs) + 1
+    assert gpus(specs) == ["5", "6"]
+    assert gpus(loaded(2, [first, *specs])) == ["4"]
+    assert gpus(loaded(2, [first, *specs], device="cpu")) == ["4,5,6"]
+    with pytest.raises(SettingsError, match="started with a role"):
+        VersionPlan(models=[serve], environ={}, place=place).loaded("two", 1, other, {"model": other}, [])

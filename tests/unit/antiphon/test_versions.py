@@ -138,9 +138,10 @@ async def test_an_order_reaches_a_launcher_that_joins_the_bus_a_moment_after_its
     versions = VersionDirectory(
         Host(transport=gateway, subjects=subjects, clock=SystemClock(), id="gateway", instance_id="i")
     )
-    sent = asyncio.create_task(versions.order(ChangeModel("set", "tiny", "/models/tiny-2")))
+    sent = asyncio.create_task(versions.order(ChangeModel(action="set", model="tiny", directory="/models/tiny-2")))
     await asyncio.sleep(0)
-    state = ModelState("tiny", 1, (ModelVersion(number=1, directory="/models/tiny", state="ready", created=0),))
+    version = ModelVersion(number=1, directory="/models/tiny", state="ready", created=0)
+    state = ModelState(name="tiny", active=1, versions=(version,))
     reply = encode(ModelsChanged(ENCODER.encode(ModelStates(1, (state,)))))
     answers: list[asyncio.Task[None]] = []
     await launcher.subscribe(

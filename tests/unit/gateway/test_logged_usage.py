@@ -16,7 +16,7 @@ from antiphon.services.gateway.guests.usage.delivery import Delivery
 from antiphon.services.gateway.guests.usage.log import UsageLog
 from antiphon.shared import limits
 from antiphon.shared.actors.host import Host
-from antiphon.shared.messages import UsageRecord
+from antiphon.shared.messages import UsageOutcome, UsageRecord
 from antiphon.shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
@@ -24,7 +24,7 @@ from tests.support.simulation import SimClock, run_simulation
 SETTLED_S = limits.USAGE_LOST_S + 4 * limits.USAGE_LOOK_S
 
 
-def record(request_id: str, gateway: str, outcome="completed", tokens: int = 5) -> UsageRecord:
+def record(request_id: str, gateway: str, outcome: UsageOutcome = "completed", tokens: int = 5) -> UsageRecord:
     return UsageRecord(
         request_id=request_id, gateway_id=gateway, key="team", model="m", outcome=outcome, completion_tokens=tokens
     )
@@ -79,7 +79,7 @@ class Gateway:
     def opened(self, request_id: str) -> None:
         self.book.opened(record(request_id, self.name, "lost", 0))
 
-    def ended(self, request_id: str, outcome="completed") -> None:
+    def ended(self, request_id: str, outcome: UsageOutcome = "completed") -> None:
         self.book.record(record(request_id, self.name, outcome))
 
     async def killed(self) -> None:

@@ -10,9 +10,10 @@ from typing import ClassVar
 import pytest
 
 from antiphon.services.gateway.guests.images import remote
-from antiphon.services.gateway.guests.images.remote import RemoteImages, is_public
+from antiphon.services.gateway.guests.images.remote import RemoteImages
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.public_addresses import is_public
 
 PARAM = "messages[0].content[0].image_url"
 

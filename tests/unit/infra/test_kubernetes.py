@@ -113,6 +113,32 @@ def test_every_volume_secret_and_setting_exists():
     assert {image["name"] for image in base["images"]} == {f"antiphon-{name}" for name in SERVICES}
 
 
+MODELS = list(yaml.safe_load_all((FOLDER / "models/models.yaml").read_text()))
+
+
+@pytest.mark.parametrize("one", MODELS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+def test_the_pod_that_loads_models_is_valid(one: Any) -> None:
+    kubernetes_validate.validate(one, SCHEMAS, strict=True)
+
+
+def test_the_pod_that_loads_models_has_the_rights_of_an_engine_and_the_passwords_of_its_processes() -> None:
+    spec, engine = MODELS[0]["spec"]["template"]["spec"], pod("engine")
+    [container], [other] = spec["containers"], engine["containers"]
+    assert (spec["securityContext"], container["securityContext"]) == (
+        engine["securityContext"],
+        other["securityContext"],
+    )
+    [bus] = [volume["projected"] for volume in spec["volumes"] if volume["name"] == "bus"]
+    assert bus["defaultMode"] == 0o400
+    drawn = yaml.safe_load((FOLDER / "base/kustomization.yaml").read_text())["secretGenerator"]
+    files = {one["name"]: one["files"] for one in drawn}
+    roles = ("launcher", "tokenizer", "engine", "detokenizer")
+    assert [source["secret"]["name"] for source in bus["sources"]] == [f"bus-{role}" for role in roles]
+    for role, source in zip(roles, bus["sources"], strict=True):
+        assert files[f"bus-{role}"] == [f"secrets/{role}/credentials"]
+        assert source["secret"]["items"] == [{"key": "credentials", "path": f"{role}/credentials"}]
+
+
 def test_other_pods_may_call_the_gateways_by_all_names_of_their_service():
     [container] = pod("gateway")["containers"]
     settings = {entry["name"]: entry for entry in container["env"]}

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from antiphon.shared.flags import json_words
-from antiphon.shared.security.bus_permissions import CONTAINER_ROLES as ROLES
+from antiphon.shared.security.bus_permissions import ROLES
 from antiphon.shared.version import __version__
 from infra.checks import bus_users
 
@@ -307,6 +307,19 @@ def test_engines_and_image_services_can_have_gpus() -> None:
     for service in extra.values():
         [device] = service["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
+def test_a_container_that_loads_models_has_the_passwords_of_its_processes() -> None:
+    models = yaml.safe_load((ROOT / "infra/docker/models.yml").read_text())["services"]["models"]
+    assert "--gateways=0" in models["command"]
+    folder = models["environment"]["ANTIPHON_NATS_CREDENTIALS"]
+    passwords = {volume for volume in models["volumes"] if volume.startswith("bus-")}
+    roles = ("launcher", "tokenizer", "engine", "detokenizer", "vision")
+    assert passwords == {f"bus-{role}:{folder}/{role}:ro" for role in roles}
+    assert {volume.partition(":")[0] for volume in passwords} < {*COMPOSE["volumes"]}
+    engine = COMPOSE["services"]["engine"]
+    assert {*engine["environment"]} <= {*models["environment"]}
+    assert all(models[name] == engine[name] for name in ("read_only", "cap_drop", "security_opt", "depends_on"))
 
 
 def test_a_chat_page_of_another_project_asks_the_load_balancer() -> None:

@@ -53,7 +53,7 @@ from antiphon.services.engine.worker.batch.sampler import SamplingBatch
 from antiphon.services.engine.worker.capacity.budget import kept_adapter_bytes
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan, padded_heads
 from antiphon.services.engine.worker.capacity.profile import StepBounds
-from antiphon.services.engine.worker.configuration import configuration_hash, content_hash
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, numerics
 from antiphon.services.engine.worker.draft_layer import drafting_description
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.extras import check_extras, check_offload, make_library, serves_adapters
@@ -161,10 +161,8 @@ class CpuWorker(StepWorker):
             self.adapters = make_library(settings, config, self._slots.prepare)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False
-        """Whether KV blocks were copied or tokens sampled in Python since the last check of the heap.
-
-        Other steps leave nothing on the heap: the library has its own memory.
-        """
+        """Whether KV blocks were copied or tokens sampled in Python since the last check of the heap. Other steps leave
+        nothing on the heap: the library has its own memory."""
         backend = f"cpp {library.name} {form.name}{self._description.kv_kind}"
         configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
@@ -175,6 +173,7 @@ class CpuWorker(StepWorker):
                 device=_CPU,
                 eos=eos_token_ids(model_dir, self._description),
                 configuration=configuration,
+                numerics=numerics(backend, self._dtype, cache_dtype),
                 content=content_hash(model_dir, f"{form.name}{self._description.kv_kind}", self._dtype),
                 embedding_size=self._description.hidden_size,
                 pooling_kind=pooling_kind(model_dir),

@@ -34,7 +34,7 @@ from antiphon.services.engine.worker.batch.predicting import predicted
 from antiphon.services.engine.worker.capacity.budget import kept_adapter_bytes
 from antiphon.services.engine.worker.capacity.context import served_description
 from antiphon.services.engine.worker.capacity.profile import bytes_per_context_token
-from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, numerics, torch_backend
 from antiphon.services.engine.worker.draft_layer import drafting_description, no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
 from antiphon.services.engine.worker.extras import (
@@ -143,6 +143,7 @@ class TorchWorker(StepWorker):
             eos=eos_token_ids(model_dir, self._description),
             configuration=configuration_hash(model_dir, backend, self._dtype, cache_dtype),
             content=content_hash(model_dir, form_name, self._dtype),
+            numerics=numerics(backend, self._dtype, cache_dtype),
             embedding_size=self._model.embedding_size,
             pooling_kind=pooling_kind(model_dir),
             ranks=ranks,

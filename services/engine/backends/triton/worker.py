@@ -67,7 +67,7 @@ from antiphon.services.engine.worker.capacity.graphs import GraphBounds, graph_b
 from antiphon.services.engine.worker.capacity.kv_cache import KvPlan
 from antiphon.services.engine.worker.capacity.profile import largest_step
 from antiphon.services.engine.worker.capacity.states import allocate_states, num_state_slots, state_interval
-from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, hardware
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, hardware, numerics
 from antiphon.services.engine.worker.draft_layer import no_draft_layer
 from antiphon.services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from antiphon.services.engine.worker.extras import check_extras
@@ -114,6 +114,8 @@ class TritonWorker:
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
         self._content = content_hash(model_dir, f"{form.name}{whole.kv_kind}", self._dtype)
         deterministic = settings.execution.deterministic
+        form_of_sums = " deterministic" if deterministic else ""
+        self._numerics = numerics(f"{backend}{form_of_sums}", self._dtype, self._cache_dtype)
         operations = TritonOperations(
             context_length(settings, whole), self._dtype, ranks.shard, deterministic=deterministic
         )
@@ -292,6 +294,7 @@ class TritonWorker:
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
             content=self._content,
+            numerics=self._numerics,
             embedding_size=d.hidden_size,
             pooling_kind=self._pooling_kind,
             generates=d.has_head,

@@ -1,5 +1,7 @@
 """The draft tokens of one sequence: those that the worker's draft layer has predicted, or else those of its own text.
 
+A sequence whose output is expected has no other drafts than that output (`drafts.expected`).
+
 The draft layer (`EngineFacts.has_draft_layer`) predicts tokens in the step that samples the token before them, so they
 must be asked for when that step is planned. How many are asked for follows from how many of the last ones were
 accepted, and after several drafts without an accepted token the sequence asks for none for some steps. A sequence whose
@@ -9,6 +11,7 @@ often. No I/O; one object for each sequence. `core` creates the objects; `policy
 
 from array import array
 
+from antiphon.services.engine.core.drafts.expected import ExpectedTokens
 from antiphon.services.engine.core.drafts.prompt_lookup import REST_STEPS_MAX, PromptLookup
 
 FREE_MISSES = 4
@@ -70,9 +73,9 @@ class PredictedTokens:
 class Drafter:
     """The sources of a sequence's drafts. `predicted`: None without a draft layer; `lookup`: None without lookahead."""
 
-    def __init__(self, predicted: PredictedTokens | None, lookup: PromptLookup | None) -> None:
+    def __init__(self, predicted: PredictedTokens | None, lookup: PromptLookup | ExpectedTokens | None) -> None:
         self.predicted, self.lookup = predicted, lookup
-        self._source: PredictedTokens | PromptLookup | None = None
+        self._source: PredictedTokens | PromptLookup | ExpectedTokens | None = None
         """Where the drafts of the step in flight come from."""
 
     def draft(self, tokens: "array[int]", most: int) -> tuple[int, ...]:

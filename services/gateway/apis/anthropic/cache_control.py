@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from antiphon.services.gateway.apis.anthropic.schemas import MessagesBody
+from antiphon.services.gateway.apis.openai.request_context import RequestContext
 from antiphon.services.gateway.edge.access.call import ignore
+from antiphon.shared import limits
 
 NAME = "cache_control"
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -30,6 +32,14 @@ def taken(body: MessagesBody, *, keeps_kv: bool) -> float:
             longest = max(longest, seconds)
             del block[NAME]
     return longest
+
+
+def num_created(context: RequestContext, num_prompt_tokens: int, num_cached: int) -> int:
+    """Returns the number of prompt tokens that are kept from this request on: of a marked prompt, its full blocks."""
+    block_size = context.card.kept_block_size
+    if not context.request.kv_keep_s or num_prompt_tokens <= limits.KV_TIER_TOKENS_MIN:
+        return 0
+    return max(0, num_prompt_tokens // block_size * block_size - num_cached)
 
 
 def _seconds(mark: Any) -> float:

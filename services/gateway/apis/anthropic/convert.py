@@ -38,7 +38,7 @@ def messages(
     """Returns the request of `/v1/messages`. Raises ServiceError naming the first parameter that is wrong."""
     if body.max_tokens is None:
         missing("max_tokens")
-    kept_s = cache_control.taken(body, keeps_kv=card.keeps_kv)
+    kept_s = cache_control.taken(body, keeps_kv=card.kept_block_size > 0)
     conversation_of = turns(body)
     chat = ChatBody(
         messages=conversation_of,

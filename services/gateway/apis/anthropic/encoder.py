@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.services.gateway.apis.anthropic import cache_control
 from antiphon.services.gateway.apis.anthropic.errors import error_body
 from antiphon.services.gateway.apis.openai.answers.answer_encoder import GenerationState
 from antiphon.services.gateway.apis.openai.answers.chat_message import answer_events, arguments_object
@@ -42,12 +43,12 @@ class MessageEncoder:
         """See AnswerEncoder."""
         choice = state.accumulator.choices[0]
         content = self._content(answer_events(choice, "".join(choice.text)))
-        return _encode({**self._message(content, usage(state)), **stop_fields(choice)})
+        return _encode({**self._message(content, usage(state, self._context)), **stop_fields(choice)})
 
     def opening(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
         message = {
-            **self._message([], {**usage(state), "output_tokens": 0}),
+            **self._message([], {**usage(state, self._context), "output_tokens": 0}),
             "stop_reason": None,
             "stop_sequence": None,
         }
@@ -63,7 +64,7 @@ class MessageEncoder:
 
     def closing(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
-        delta = {"delta": stop_fields(state.accumulator.choices[0]), "usage": usage(state)}
+        delta = {"delta": stop_fields(state.accumulator.choices[0]), "usage": usage(state, self._context)}
         return self._blocks.close() + _event("message_delta", delta) + _STOP
 
     def failure(self, error: ServiceError) -> bytes:
@@ -170,12 +171,13 @@ class ContentBlocks:
         return ended + _event("content_block_start", {"index": self._index, "content_block": block})
 
 
-def usage(state: GenerationState) -> dict[str, int]:
-    """Returns Anthropic's token counts: tokens read from the prefix cache are not among the `input_tokens`."""
+def usage(state: GenerationState, context: RequestContext) -> dict[str, int]:
+    """Returns Anthropic's token counts: tokens from a cache, or kept there from now on, are not `input_tokens`."""
     cached = state.accumulator.num_cached_tokens
+    created = cache_control.num_created(context, state.num_prompt_tokens, cached)
     return {
-        "input_tokens": state.num_prompt_tokens - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": state.num_prompt_tokens - cached - created,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": cached,
         "output_tokens": sum(choice.num_tokens for choice in state.accumulator.choices),
     }

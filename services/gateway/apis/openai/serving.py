@@ -73,6 +73,31 @@ class Sink(Protocol):
         ...
 
 
+class JournaledSink(Sink, Protocol):
+    """A store of events from which another run can continue."""
+
+    async def flush(self) -> None:
+        """Returns when all events that were written are where another run finds them."""
+        ...
+
+    def shown(self) -> list[bytes]:
+        """Returns the events that other runs find."""
+        ...
+
+
+class Detached(Protocol):
+    """A run without a connected client: a `ResponseRunner`, or an answer that several generations make."""
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """Where its failure is counted."""
+        ...
+
+    async def detached(self, sink: JournaledSink) -> None:
+        """Writes the events of the answer to `sink`. Raises ServiceError."""
+        ...
+
+
 class RecordedStream(Protocol):
     """A resumable stream: gives its events ids, records its tokens, and omits output that the client already has.
 
@@ -123,6 +148,10 @@ class StreamBook:
     records_all = False
     """Whether streams are recorded also if their clients do not ask for it (`RESUMABLE`)."""
 
+    def __init__(self) -> None:
+        self.kept_headers: set[str] = set()
+        """Names of headers of a request, in lower case, that a run which resumes its stream needs too."""
+
     def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
         """Returns an endpoint whose streams can be recorded, and which resumes one for a request with `LAST_EVENT_ID`.
 
@@ -147,6 +176,25 @@ class StreamBook:
 
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
         """Returns the record of a new or resumed stream; None if it is not recorded. Raises ServiceError."""
+        raise NotImplementedError
+
+
+class Supplement:
+    """Adds something to the answers of requests that ask for it with a header. Offered by a guest."""
+
+    header = ""
+    """Name of the header, in lower case."""
+    for_all = False
+    """Whether answers get it also if their requests do not ask for it."""
+
+    def join(
+        self, request: Request, context: RequestContext, encoder: AnswerEncoder
+    ) -> tuple[RequestContext, AnswerEncoder]:
+        """Returns the context and the encoder of the answer with it. Raises ServiceError if it cannot have it."""
+        raise NotImplementedError
+
+    def refuse(self, request: Request, what: str) -> None:
+        """Raises ServiceError if a request asks for it, for a kind of answer that does not come from its request."""
         raise NotImplementedError
 
 
@@ -181,6 +229,9 @@ class Serving:
         self.keys = keys
         self.guests = guests
         self.streams = guests.offered(StreamBook)
+        self._supplement = guests.offered(Supplement)
+        if self.streams is not None and self._supplement is not None:
+            self.streams.kept_headers.add(self._supplement.header)
         self._is_traced = telemetry.enabled()
         self.defaults = RequestDefaults(
             draw_seed=seeds_of(settings.seed),
@@ -196,6 +247,14 @@ class Serving:
             return self.defaults
         seed = resumption.seed
         return replace(self.defaults, draw_seed=lambda: seed)
+
+    def check_comes_later(self, request: Request, what: str) -> None:
+        """Raises ServiceError if a request whose answer is fetched later asks for more than such an answer can have.
+
+        `what`: a name of the answer, for the message.
+        """
+        if (more := self._supplement) is not None and more.header in request.headers:
+            more.refuse(request, what)
 
     async def context_of(
         self, kind: Kind, arrival: Arrival, card: ModelCard, request: GenerationRequest, body: GenerationFields
@@ -251,6 +310,8 @@ class Serving:
         recorded: RecordedStream | None = None,
     ) -> "ResponseRunner":
         """Returns the runner of a request. `before_end` and `recorded`: see ResponseRunner."""
+        if (more := self._supplement) is not None and (more.for_all or more.header in request.headers):
+            context, encoder = more.join(request, context, encoder)
         if recorded is not None and recorded.resumed is not None:
             guests = structs.replace(context.request.guests, resumed=recorded.resumed)
             context = structs.replace(context, request=structs.replace(context.request, guests=guests))

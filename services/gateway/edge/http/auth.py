@@ -13,7 +13,8 @@ from antiphon.shared.errors import ServiceError
 from antiphon.shared.flags import SettingsError
 from antiphon.shared.security.api_keys import ANONYMOUS, ApiKey, Scope, digest, launcher_keys, listed_keys
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/.well-known/antiphon-keys"})
+"""Paths that need no key: the probes, and the public keys by which anybody checks a receipt."""
 _CONSOLE_PATH, _CONSOLE_PREFIX = "/", "/console/"
 _ADMIN_PATHS = frozenset(
     {

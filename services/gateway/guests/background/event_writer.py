@@ -6,7 +6,7 @@ request.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from antiphon.services.gateway.edge.http import sse
 from antiphon.services.gateway.guests.background.store import BackgroundStore, EventBatch, History
@@ -156,7 +156,7 @@ class EventReader:
         self._request_id = request_id
         self._writer = writer
 
-    async def read(self, first: int) -> AsyncIterator[bytes]:
+    async def read(self, first: int) -> AsyncGenerator[bytes]:
         """Yields the events from number `first` on, several at a time, and waits for further ones until the end."""
         sequence = 1
         while True:

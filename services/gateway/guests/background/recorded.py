@@ -7,7 +7,7 @@ record is removed.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.services.gateway.apis.openai.request_context import RequestContext
-from antiphon.services.gateway.apis.openai.serving import Serving
+from antiphon.services.gateway.apis.openai.serving import Detached, Serving
 from antiphon.services.gateway.edge.access.call import Call, is_id, serving
 from antiphon.services.gateway.edge.http.errors import as_service_error
 from antiphon.services.gateway.edge.http.request_body import read_body
@@ -49,7 +49,7 @@ class RecordedResponse:
         self._streams, self._store, self._record = streams, store, record
         self.key_name = record.key_name
 
-    def read(self, first: int) -> AsyncIterator[bytes]:
+    def read(self, first: int) -> AsyncGenerator[bytes]:
         """See Unfinished."""
         here = self._streams.running.get(self._record.request_id)
         writer = None if here is None else here.writer
@@ -165,20 +165,23 @@ class RecordedResponses(BackgroundResponses):
         encoder: ResponseEncoder,
         kept: Kept,
         items: list[input_items.Item],
+        turn: Detached | None = None,
     ) -> Unfinished:
         """See BackgroundResponses. The response begins, or this gateway has taken it over."""
         taken_over: tuple[Claim, EventWriter] | None = getattr(request.state, "taken_over", None)
         if taken_over is None:
-            run = await self._streams.begin(request, context)
+            run = await self._streams.begin(request, context) if encoder.response["store"] else None
             if run is None:
-                return await super().start(request, context, encoder, kept, items)
+                return await super().start(request, context, encoder, kept, items, turn)
             await run.writer.write(encoder.queued())
             await run.writer.flush()
         else:
             run = self._streams.resumed(*taken_over, context)
             encoder.queued()  # The events are already in the log.
         request_id = context.request.request_id
-        task = asyncio.create_task(self._run(request, context, encoder, run, kept))
+        task = asyncio.create_task(
+            self._run(request, turn or self.serving.runner(request, context, encoder, recorded=run.stream), run, kept)
+        )
         self._keep(request_id, task)
         return self._one(run.record)
 
@@ -263,11 +266,8 @@ class RecordedResponses(BackgroundResponses):
                     return
             await asyncio.sleep(_RETRY_S)
 
-    async def _run(
-        self, request: Request, context: RequestContext, encoder: ResponseEncoder, run: BackgroundRun, kept: Kept
-    ) -> None:
+    async def _run(self, request: Request, runner: Detached, run: BackgroundRun, kept: Kept) -> None:
         writer = run.writer
-        runner = self.serving.runner(request, context, encoder, recorded=run.stream)
         try:
             if writer.history.ended:
                 run.stream.take_away()

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from antiphon.services.gateway.apis.openai.request_context import RequestContext
-from antiphon.services.gateway.apis.openai.serving import ResponseRunner
+from antiphon.services.gateway.apis.openai.serving import Detached
 from antiphon.services.gateway.guests.background.event_writer import EventWriter
 from antiphon.services.gateway.guests.background.store import BackgroundStore, EventBatch, History
 from antiphon.services.gateway.guests.resume.body_images import without_images
@@ -32,6 +32,8 @@ from antiphon.shared.errors import ServiceError
 from antiphon.shared.messages import StreamTaken
 
 log = logging.getLogger(__name__)
+_OPENING = 2
+"""Events before the run: that the response is created, and that it is queued or in progress."""
 Living = Callable[[], set[tuple[str, str]]]
 """Returns the ids and instance ids of the running gateways that are not shutting down, this one included."""
 
@@ -44,7 +46,7 @@ class BackgroundRun:
         self.writer = writer
         self.record = record
 
-    async def run(self, runner: ResponseRunner) -> None:
+    async def run(self, runner: Detached) -> None:
         """Runs the request to its end. Raises ServiceError: 'stream_taken' if another gateway has it now."""
         writing = asyncio.create_task(self.writer.run(self.stream.take_away))
         try:
@@ -93,8 +95,7 @@ class BackgroundStreams:
             return None
         writer = EventWriter(self.store, record, History())
         count = context.num_sequences
-        # Two events come before the run: that the response is created, and that it is queued.
-        events = PositionedEvents(record.request_id, count, Position(number=2))
+        events = PositionedEvents(record.request_id, count, Position(number=_OPENING))
         return self._add(record, revision, tuple([Accepted() for _ in range(count)]), events, writer)
 
     async def take_over(self, record: StreamRecord, revision: int) -> tuple[Claim, EventWriter] | None:
@@ -105,7 +106,8 @@ class BackgroundStreams:
         """
         accepted = accepted_of(record, await self._tokens.journal(record))
         position, owner_died = self._journal.position + 1, not self._is_own(record)
-        claimed = claimed_record(record, self._host, accepted, position, owner_died=owner_died)
+        num_events = len((await self.store.history(record.request_id)).events) - _OPENING
+        claimed = claimed_record(record, self._host, accepted, position, owner_died=owner_died, num_events=num_events)
         new_revision = await self.store.replace(claimed, revision)
         if new_revision is None:
             return None
@@ -120,7 +122,7 @@ class BackgroundStreams:
         position = parse(writer.history.position, "position")
         if position.number is None:
             position = Position(number=num_events)
-        if position.number != num_events or num_events < 2:
+        if position.number != num_events or num_events < _OPENING:
             raise ServiceError("internal_error", "The events of the response are not all there, so it cannot go on.")
         return Claim(claimed, new_revision, accepted, position, whole), writer
 

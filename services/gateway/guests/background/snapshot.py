@@ -42,7 +42,7 @@ def failure_of(events: Sequence[bytes], error: ServiceError) -> bytes:
 def _ended(events: Sequence[bytes], status: str, error: ServiceError | None) -> dict[str, Any]:
     response = response_of(events)
     items = [
-        {**item, "status": "incomplete"} if item["status"] == "in_progress" else item for item in response["output"]
+        {**item, "status": "incomplete"} if item.get("status") == "in_progress" else item for item in response["output"]
     ]
     return {**response, "status": status, "output": items, "error": None if error is None else error_object(error)}
 
@@ -64,7 +64,7 @@ def _add(items: list[dict[str, Any]], told: dict[str, Any]) -> None:
             items[told["output_index"]]["summary"].append(told["part"])
         case "response.reasoning_summary_text.delta":
             items[told["output_index"]]["summary"][told["summary_index"]]["text"] += told["delta"]
-        case "response.function_call_arguments.delta":
+        case "response.function_call_arguments.delta" | "response.mcp_call_arguments.delta":
             items[told["output_index"]]["arguments"] += told["delta"]
         case _:
             pass  # The events at the end of a text or of arguments only repeat the deltas.

@@ -7,17 +7,17 @@ if its target passes the same checks. The body is limited in bytes and time, and
 
 import contextlib
 import http.client
-import ipaddress
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.public_addresses import Resolve, is_listed, is_public, listed, resolve
 
 REDIRECTS_MAX = 3
 _CHUNK_BYTES = 64 * 1024
@@ -25,32 +25,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
 _KEPT = "%:/?#[]@!$&'()*+,;="
 """Characters of a URL that have a meaning of their own. All others but ASCII's letters and digits are quoted."""
-_WITH_IPV4 = (ipaddress.ip_network("::ffff:0:0/96"), ipaddress.ip_network("64:ff9b::/96"))
-"""Addresses that stand for the IPv4 address in their last 32 bits: mapped ones, and those of DNS64."""
-_TUNNELS = tuple(map(ipaddress.ip_network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "2001::/32", "2002::/16")))
-"""Addresses that lead to IPv4 addresses in other ways, which no web server needs."""
-Resolve = Callable[[str, int], list[str]]
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address is public: neither private, loopback, link-local, nor reserved.
-
-    An IPv6 address that stands for an IPv4 address is public if that one is.
-    """
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    if any(ip in network for network in _WITH_IPV4):
-        ip = ipaddress.IPv4Address(int(ip) % 2**32)
-    elif any(ip in network for network in _TUNNELS):
-        return False
-    return ip.is_global and not ip.is_multicast
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """Returns the addresses of a host. Raises OSError."""
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 class _Target(NamedTuple):
@@ -75,7 +49,7 @@ class RemoteImages:
         may_connect: Callable[[str], bool] = is_public,
         resolve: Resolve = resolve,
     ) -> None:
-        self._domains = tuple(name.strip().lower() for name in domains.split(",") if name.strip())
+        self._domains = listed(domains)
         self._may_connect, self._resolve = may_connect, resolve
 
     def fetch(self, url: str, param: str) -> bytes:
@@ -101,7 +75,7 @@ class RemoteImages:
             raise _no_url(param) from None
         if parts.scheme not in _PORTS or not host or parts.username is not None:
             raise _refusal(f"'{param}' must be a URL with http or https, a host, and no user name.", param)
-        if not _matches(host.lower(), self._domains):
+        if not is_listed(host.lower(), self._domains):
             message = "Send the image as a data URL, or have the server started with --allowed-media-domains."
             raise _refusal(f"Images are not fetched from '{host}'. {message}", param)
         if port is not None and port != _PORTS[parts.scheme]:
@@ -184,10 +158,6 @@ def _hang_up(sock: socket.socket, late: threading.Event) -> None:
     late.set()
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-
-
-def _matches(host: str, domains: Collection[str]) -> bool:
-    return any(host == name or (name.startswith(".") and host.endswith(name)) for name in domains)
 
 
 def _joined(url: str, location: str, param: str) -> str:

@@ -4,13 +4,13 @@ Here they end with their gateway. Another guest may have them survive it, and th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 from starlette.requests import Request
 
 from antiphon.services.gateway.apis.openai.request_context import RequestContext
-from antiphon.services.gateway.apis.openai.serving import ResponseRunner, Serving
+from antiphon.services.gateway.apis.openai.serving import Detached, Serving
 from antiphon.services.gateway.edge.access.call import current_call
 from antiphon.services.gateway.edge.http.errors import as_service_error
 from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
@@ -34,7 +34,7 @@ class Unfinished(Protocol):
         """Name of the API key that created it."""
         ...
 
-    def read(self, first: int) -> AsyncIterator[bytes]:
+    def read(self, first: int) -> AsyncGenerator[bytes]:
         """Yields its events from number `first` on, several at a time, and waits for further ones until the end."""
         ...
 
@@ -58,7 +58,7 @@ class Unfinished(Protocol):
 class BackgroundResponse:
     """One running response. Implements Unfinished."""
 
-    def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, items: list[Item], key_name: str) -> None:
+    def __init__(self, run: Detached, encoder: ResponseEncoder, items: list[Item], key_name: str) -> None:
         self.encoder = encoder
         self._items = items
         self.key_name = key_name
@@ -71,7 +71,7 @@ class BackgroundResponse:
         await self.events.write(self.encoder.queued())
         self._task = asyncio.create_task(self._generate(ended))
 
-    def read(self, first: int) -> AsyncIterator[bytes]:
+    def read(self, first: int) -> AsyncGenerator[bytes]:
         """See Unfinished."""
         return self.events.read(first)
 
@@ -84,8 +84,11 @@ class BackgroundResponse:
         return self._items
 
     async def is_stored(self) -> bool:
-        """See Unfinished. It is forgotten here as soon as it is stored."""
-        return False
+        """See Unfinished. It is stored when its task ends."""
+        if not self.encoder.is_final or self._task is None:
+            return False
+        await asyncio.wait([self._task])
+        return True
 
     async def cancel(self) -> dict[str, Any]:
         """See Unfinished."""
@@ -134,16 +137,27 @@ class BackgroundResponses:
         return self._running.get(response_id)
 
     async def start(
-        self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept, items: list[Item]
+        self,
+        request: Request,
+        context: RequestContext,
+        encoder: ResponseEncoder,
+        kept: Kept,
+        items: list[Item],
+        turn: Detached | None = None,
     ) -> Unfinished:
-        """Starts a response. It is found by `find` until it is stored. `items`: those of its input."""
+        """Starts a response. It is found by `find` until it is stored. `items`: those of its input.
+
+        `turn`: what runs it; None: it is one generation.
+        """
         response_id = encoder.response["id"]
-        run = self.serving.runner(request, context, encoder)
+        run = turn or self.serving.runner(request, context, encoder)
         one = self._running[response_id] = BackgroundResponse(run, encoder, items, current_call().key.name)
 
         async def ended() -> None:
             try:
-                await self.store.put(await kept(encoder.response, one.events.events))
+                record = await kept(encoder.response, one.events.events)
+                if encoder.response["store"]:
+                    await self.store.put(record)
             finally:
                 del self._running[response_id]
 

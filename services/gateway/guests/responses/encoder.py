@@ -124,6 +124,19 @@ class OutputItems:
             return b""
         return self._events.event("response.function_call_arguments.delta", **self._place(self._open), delta=text)
 
+    def put(self, item: dict[str, Any]) -> int:
+        """Adds an item that is not the model's own text and has no events here. Returns its number in the output.
+
+        No item may be open.
+        """
+        assert self._open is None
+        self._done.append(item)
+        return len(self._done) - 1
+
+    def replace(self, number: int, item: dict[str, Any]) -> None:
+        """Replaces an item that was added with `put`."""
+        self._done[number] = item
+
     def close(self, status: str) -> bytes:
         """Returns the events that end the open item; b"" if none is open. `status`: `completed` or `incomplete`."""
         if self._open is None:
@@ -295,16 +308,18 @@ class ResponseEncoder:
                 return self._output.add_text(text, _taken_logprobs(choice))
             case CallStart(call, name):
                 choice.logprobs.clear()  # In this API, calls have no log probabilities.
-                answer = self._context.answer_format
-                assert answer is not None
-                call_id = answer.call_id(self._context.request.request_id, 0, call, name)
-                return self._output.begin_call(call_id, name)
+                return self._output.begin_call(self._call_id(call, name), name)
             case CallArguments(_, text):
                 choice.logprobs.clear()
                 return self._output.add_arguments(text)
             case Reasoning(text):
                 choice.logprobs.clear()
                 return self._output.add_reasoning(text)
+
+    def _call_id(self, call: int, name: str) -> str:
+        answer = self._context.answer_format
+        assert answer is not None
+        return answer.call_id(self._context.request.request_id, 0, call, name)
 
     def _set(self, status: Status, **fields: Any) -> None:
         self._status = status

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from antiphon.services.gateway.apis.openai.bodies import request_fields
 from antiphon.services.gateway.apis.openai.listing import check_query, page
 from antiphon.services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
-from antiphon.services.gateway.apis.openai.serving import Serving, nothing
+from antiphon.services.gateway.apis.openai.serving import Detached, Serving, nothing
 from antiphon.services.gateway.edge.access.call import current_call, ignore, may_see
 from antiphon.services.gateway.edge.http import request_body, sse
 from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
@@ -27,8 +27,11 @@ from antiphon.services.gateway.guests.responses.conversations.record import NAME
 from antiphon.services.gateway.guests.responses.encoder import ResponseEncoder
 from antiphon.services.gateway.guests.responses.event_log import EventLog
 from antiphon.services.gateway.guests.responses.input_items import Input, Item
-from antiphon.services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject, output_turn
+from antiphon.services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject
 from antiphon.services.gateway.guests.responses.schemas import ResponsesBody
+from antiphon.services.gateway.guests.responses.server_tools.items import approved_ids, conversation
+from antiphon.services.gateway.guests.responses.server_tools.seam import ServerTools, TurnPlan
+from antiphon.services.gateway.guests.responses.server_tools.waiting import Waited, was_taken_over
 from antiphon.services.gateway.guests.responses.socket import warm_up
 from antiphon.services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
 from antiphon.services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse, unknown_response
@@ -41,7 +44,7 @@ from antiphon.shared.request.conversation import Turn
 
 log = logging.getLogger(__name__)
 _CONTINUED = ("completed", "incomplete")
-ReadEvents = Callable[[int], AsyncIterator[bytes]]
+ReadEvents = Callable[[int], AsyncGenerator[bytes]]
 """Yields events from a number on, see `Unfinished.read`."""
 
 
@@ -57,6 +60,7 @@ class ResponseEndpoints:
         """`conversations`: those to which responses may belong."""
         self.store = store
         self.background = BackgroundResponses(serving, store)
+        self.server_tools: ServerTools | None = None
         self._serving = serving
         self._conversations = conversations
 
@@ -69,16 +73,25 @@ class ResponseEndpoints:
             # The answer of a request in a batch is in the output file of the batch.
             body.store = not current_call().in_batch
         convert.check(body)
+        plan = self.server_tools.plan(body) if self.server_tools is not None else None
+        if plan is None:
+            _without_server_tools(body)
+            shown = body
+        else:
+            body, shown = plan.first, plan.body
         told, socket = Tools(body), turn_of(request)
         if socket is not None and not socket.generates:
             return await self._warmed_up(request, arrival, body, told, socket)
         given = await self._given(request, body)
         turns = [*await self._earlier_turns(request, body, given), *given.turns]
+        if plan is None and approved_ids(given.items):
+            refuse("input", "approves a call, and the request has no tool of the type 'mcp' that makes it")
         if body.truncation == "auto":
             turns = await self._fitting(request, arrival, body, turns, told)
         context = await self._fetched(request, self._context(request, arrival, body, turns, told), turns)
         with _withdrawn_on_error(context):
-            return await self._created(request, context, ResponseObject(body, context, told), body, given, turns)
+            described = ResponseObject(shown, context, told)
+            return await self._created(request, context, described, body, given, turns, plan)
 
     async def _given(self, request: Request, body: ResponsesBody) -> Input:
         """Returns the input of a request, with the files that it names. Raises ServiceError."""
@@ -121,14 +134,16 @@ class ResponseEndpoints:
         body: ResponsesBody,
         given: Input,
         turns: list[Turn],
+        plan: TurnPlan | None,
     ) -> Response:
-        key_name, encoder, socket = current_call().key.name, ResponseEncoder(described, context), turn_of(request)
+        encoder = ResponseEncoder(described, context) if plan is None else plan.encoder(described, context)
+        key_name, socket = current_call().key.name, turn_of(request)
 
         def record_of(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
             return StoredResponse(
                 response=final,
                 input_items=given.items,
-                turns=[*turns, output_turn(final["output"])],
+                turns=conversation(turns, final["output"]),
                 events=events,
                 key_name=key_name,
             )
@@ -145,7 +160,15 @@ class ResponseEndpoints:
             if body.store:
                 await self.store.put(record)
 
+        if plan is not None:
+
+            def step(asked: ResponsesBody, before: Sequence[Turn]) -> RequestContext:
+                return self._context(request, context.arrival, asked, [*before], Tools(asked))
+
+            turn = plan.run(request, given, turns, context, step)
+            return await self._start(request, context, encoder, kept, given.items, turn)
         if body.background:
+            self._serving.check_comes_later(request, "a response in the background")
             return await self._start(request, context, encoder, kept, given.items)
         keeps = body.store or socket is not None or described.conversation_id is not None
         return await self._serving.answer(request, context, encoder, store if keeps else nothing)
@@ -321,16 +344,30 @@ class ResponseEndpoints:
         )
 
     async def _start(
-        self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept, items: list[Item]
+        self,
+        request: Request,
+        context: RequestContext,
+        encoder: ResponseEncoder,
+        kept: Kept,
+        items: list[Item],
+        turn: Detached | None = None,
     ) -> Response:
-        """Starts a background response. `items`: those of its input."""
+        """Starts a background response, or one of several steps. `items`: those of its input."""
         if not current_call().was_admitted:
             self.background.check_room()
-        begun = await self.background.start(request, context, encoder, kept, items)
+        if turn is not None and context.request.origin.reservation is not None:
+            context.request.origin.reservation.withdraw()  # each step has its own
+        begun = await self.background.start(request, context, encoder, kept, items, turn)
         request.state.body = b""
+        keep_alive_s, is_stored = self._serving.settings.keep_alive_s, encoder.response["store"]
+        if encoder.response["background"] or turn is None or was_taken_over(request):
+            return (
+                LoggedAnswer(begun.read, 0, keep_alive_s) if context.stream else json_response(await begun.response())
+            )
+        waited = Waited(begun, cancels=not is_stored)
         if context.stream:
-            return LoggedAnswer(begun.read, 0, self._serving.settings.keep_alive_s)
-        return json_response(await begun.response())
+            return LoggedAnswer(waited.read, 0, keep_alive_s)
+        return json_response(await waited.whole(request.receive))
 
     async def _append(self, conversation_id: str | None, given: Input, response: dict[str, Any]) -> None:
         """Appends the items of a response that has ended to its conversation. Raises ServiceError."""
@@ -369,7 +406,7 @@ class ResponseEndpoints:
         if unfinished := await self._unfinished(response_id):
             return unfinished.read
         record = await self._stored(response_id)
-        if not record.response["background"]:
+        if not record.response["background"] and not record.events:
             raise _not_in_background(response_id, "streamed again")
         return EventLog(record.events, ended=True).read
 
@@ -396,8 +433,9 @@ class LoggedAnswer(Response):
             return
 
     async def _write(self, channel: sse.EventChannel) -> None:
-        async for data in self._read(self._first):
-            await channel.write(data)
+        async with contextlib.aclosing(self._read(self._first)) as reading:
+            async for data in reading:
+                await channel.write(data)
         await channel.end(b"")
 
 
@@ -410,6 +448,12 @@ def _withdrawn_on_error(context: RequestContext) -> Iterator[None]:
         if context.request.origin.reservation is not None:
             context.request.origin.reservation.withdraw()
         raise
+
+
+def _without_server_tools(body: ResponsesBody) -> None:
+    """Tells the client that a limit for tools that the server runs has no effect."""
+    if body.max_tool_calls is not None:
+        ignore("max_tool_calls")
 
 
 def _not_in_background(response_id: str, what: str) -> ServiceError:

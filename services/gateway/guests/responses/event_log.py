@@ -4,7 +4,7 @@ Event number n of the log has the `sequence_number` n.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from antiphon.services.gateway.edge.http import sse
 
@@ -21,12 +21,19 @@ class EventLog:
         """Appends events."""
         self._append(data)
 
+    async def flush(self) -> None:
+        """Does nothing: readers have what is written at once."""
+
+    def shown(self) -> list[bytes]:
+        """Returns the events so far."""
+        return self.events
+
     async def end(self, data: bytes) -> None:
         """Appends the last events. Readers end after them."""
         self._ended = True
         self._append(data)
 
-    async def read(self, first: int) -> AsyncIterator[bytes]:
+    async def read(self, first: int) -> AsyncGenerator[bytes]:
         """Yields the events from number `first` on, several at a time, and waits for further ones until the end."""
         while True:
             changed, ended = self._changed, self._ended

@@ -19,7 +19,7 @@ from antiphon.services.gateway.apis.openai.bodies.content_blocks import (
 from antiphon.services.gateway.apis.openai.bodies.sealed import unseal
 from antiphon.services.gateway.edge.access.call import ignore
 from antiphon.services.gateway.guests.responses import images
-from antiphon.services.gateway.guests.responses.response_object import called
+from antiphon.services.gateway.guests.responses.response_object import called, result
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
 from antiphon.shared.request.checks import check_nesting, missing, refuse
@@ -38,6 +38,9 @@ _CALL_FIELDS = {
 }
 """The texts that an item of a call must have."""
 _OUTPUT_FIELDS = frozenset({"type", "id", "status", "call_id", "output", "name", "namespace"})
+_SERVER_CALL_FIELDS = (
+    "type", "id", "status", "server_label", "name", "arguments", "approval_request_id", "output", "error",
+)  # fmt: skip
 _CALL_NO_EFFECT = {"caller": None}
 _ID_PREFIXES = {
     "message": "msg_",
@@ -49,7 +52,12 @@ _ID_PREFIXES = {
     "custom_tool_call_output": "ctco_",
     "local_shell_call": "lsh_",
     "local_shell_call_output": "lsho_",
+    "mcp_call": "mcp_",
+    "mcp_approval_request": "mcpr_",
+    "mcp_approval_response": "mcpa_",
 }
+_READ_ELSEWHERE = ("additional_tools", "mcp_list_tools")
+"""Tools, which the request describes again or the server lists again."""
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -77,14 +85,18 @@ def read(given: str | list[dict[str, Any]] | None, request_id: str, name: str = 
             missing(f"{name}[{number}].type")
         reader = _READERS.get(kind)
         if reader is None:
-            if kind != "additional_tools":
+            if kind not in _READ_ELSEWHERE:
                 ignore(f"{name}.{kind}")
             continue
         read_item, turn = reader(item, f"{name}[{number}]")
         found.items.append({"id": f"{_ID_PREFIXES[kind]}{request_id}_{number}", **read_item})
+        if kind == "mcp_call" and _filled(found.turns, item):
+            continue
         if found.turns and found.turns[-1].role == turn.role == "assistant" and _continues(found.turns[-1], turn):
             turn = _joined(found.turns.pop(), turn)
         found.turns.append(turn)
+        if (told := _told(item)) is not None:
+            found.turns.append(told)
     if not found.turns:
         refuse(name, "must hold a message, or the result of a tool")
     return found
@@ -215,6 +227,49 @@ def _call_output(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
     return shown, Turn(role="tool", tool_call_id=call_id, content=content_of(parts))
 
 
+def _server_call(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
+    """Reads a call that the server has made, or the question whether it may be made."""
+    shown = {name: item.get(name) for name in _SERVER_CALL_FIELDS if name in item}
+    check_fields(item, _SERVER_CALL_FIELDS, path)
+    for name in ("id", "server_label", "name", "arguments"):
+        if not isinstance(item.get(name), str):
+            missing(f"{path}.{name}")
+    _arguments(item["arguments"], f"{path}.arguments")
+    call = called(item)
+    assert call is not None
+    return shown, Turn(role="assistant", content="", tool_calls=[call])
+
+
+def _told(item: Mapping[str, Any]) -> Turn | None:
+    """Returns the result of a call that the server has made; None if the item has none."""
+    if item.get("type") != "mcp_call" or item.get("status") not in (None, "completed", "failed"):
+        return None
+    return Turn(role="tool", tool_call_id=item["id"], content=result(item))
+
+
+def _filled(turns: list[Turn], item: Mapping[str, Any]) -> bool:
+    """Puts the result of an approved call in the place of its approval. Returns False if the turns have none."""
+    approval = item.get("approval_request_id")
+    for number, turn in enumerate(turns):
+        if turn.role == "tool" and approval is not None and turn.tool_call_id == approval:
+            turns[number] = msgspec.structs.replace(turn, content=result(item))
+            return True
+    return False
+
+
+def _approval(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
+    """Reads whether the server may make a call. If it may, the result of the call takes the place of the text."""
+    check_fields(item, ("type", "id", "approval_request_id", "approve", "reason"), path)
+    if not isinstance(item.get("approval_request_id"), str):
+        missing(f"{path}.approval_request_id")
+    if not isinstance(item.get("approve"), bool):
+        refuse(f"{path}.approve", "must be true or false")
+    reason = f" {item['reason']}" if isinstance(item.get("reason"), str) else ""
+    told = "" if item["approve"] else f"Error: the user does not allow this call.{reason}"
+    shown = {name: item.get(name) for name in ("type", "approval_request_id", "approve", "reason")}
+    return shown, Turn(role="tool", tool_call_id=item["approval_request_id"], content=told)
+
+
 def _arguments(text: str, path: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(text or "{}")
@@ -239,6 +294,9 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], tuple[Item, Turn]]] = 
     "message": _message,
     "reasoning": _reasoning,
     "compaction": _compaction,
+    "mcp_call": _server_call,
+    "mcp_approval_request": _server_call,
+    "mcp_approval_response": _approval,
     **dict.fromkeys(("function_call", "custom_tool_call", "local_shell_call"), _call),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output", "local_shell_call_output"), _call_output),
 }

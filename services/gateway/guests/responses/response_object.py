@@ -19,6 +19,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 ID_PREFIX = "resp_"
 FINAL: frozenset[Status] = frozenset({"completed", "incomplete", "failed", "cancelled"})
 """Final states of a response."""
+_OF_SERVER = ("mcp_call", "mcp_approval_request")
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
@@ -42,8 +43,9 @@ class ResponseObject:
         output: list[dict[str, Any]],
         usage: dict[str, Any] | None = None,
         error: ServiceError | None = None,
+        reason: str = "max_output_tokens",
     ) -> dict[str, Any]:
-        """Returns the object. `usage` and `error` are null unless given."""
+        """Returns the object. `usage` and `error` are null unless given. `reason`: why it is incomplete, if it is."""
         return {
             **self._constant,
             "status": status,
@@ -51,7 +53,7 @@ class ResponseObject:
             "usage": usage,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None if error is None else error_object(error),
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": reason} if status == "incomplete" else None,
         }
 
 
@@ -72,9 +74,14 @@ def output_turn(items: list[dict[str, Any]]) -> Turn:
 
     A call that was cut off at the end of the output is left out, and so is reasoning, as between turns of a chat.
     """
-    calls = [call for item in items if item["status"] == "completed" and (call := called(item)) is not None]
+    calls = [call for item in items if _is_whole(item) and (call := called(item)) is not None]
     text = "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"])
     return Turn(role="assistant", content=text, tool_calls=calls or None)
+
+
+def _is_whole(item: Mapping[str, Any]) -> bool:
+    """Whether the model has completed a call. The status of a call that the server makes tells of its result."""
+    return item["type"] in _OF_SERVER or item["status"] == "completed"
 
 
 def called(item: Mapping[str, Any]) -> ToolCall | None:
@@ -89,10 +96,30 @@ def called(item: Mapping[str, Any]) -> ToolCall | None:
             arguments = {"command": action["command"]}
             given = {"workdir": action.get("working_directory"), "timeout_ms": action.get("timeout_ms")}
             arguments |= {name: value for name, value in given.items() if value is not None}
+        case "mcp_call" | "mcp_approval_request":
+            arguments = arguments_object(item["arguments"])
         case _:
             return None
-    name = tools.told_name(item.get("name", "local_shell"), item.get("namespace") or "")
-    return ToolCall(id=item["call_id"], function=FunctionCall(name=name, arguments=arguments))
+    name = tools.told_name(item.get("name", "local_shell"), item.get("server_label") or item.get("namespace") or "")
+    return ToolCall(id=item.get("call_id") or item["id"], function=FunctionCall(name=name, arguments=arguments))
+
+
+def result(item: Mapping[str, Any]) -> str:
+    """Returns what the model is told of a call that the server has made."""
+    if item.get("error") is None:
+        return item.get("output") or ""
+    return f"Error: {error_text(item['error'])}"
+
+
+def error_text(error: Any) -> str:
+    """Returns the text of the error of an item, in any of its forms."""
+    if not isinstance(error, dict):
+        return str(error)
+    if isinstance(error.get("message"), str):
+        return error["message"]
+    blocks = error.get("content")
+    parts = [str(one.get("text", "")) for one in blocks if isinstance(one, dict)] if isinstance(blocks, list) else []
+    return "\n".join(parts)
 
 
 def error_object(error: ServiceError) -> dict[str, str]:
@@ -110,7 +137,7 @@ def _constant_fields(body: ResponsesBody, context: RequestContext) -> dict[str, 
         "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

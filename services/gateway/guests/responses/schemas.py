@@ -45,6 +45,8 @@ class ResponsesBody(SamplerFields, kw_only=True):
     """`auto`: what does not fit into the context is left out, the oldest first. `disabled`: it is refused."""
     parallel_tool_calls: bool | None = None
     """Whether a response may have several calls; otherwise it has only the first. Default: yes."""
+    max_tool_calls: int | None = None
+    """How many calls of tools the server makes at most for a response. Without effect if it makes none."""
     metadata: dict[str, str] | None = None
     store: bool | None = None
     background: bool | None = None
@@ -72,8 +74,6 @@ RULES = FieldRules(
             "prompt_cache_options",
             # which parts of a conversation another server would leave out
             "context_management",
-            # bounds for tools that another server would run
-            "max_tool_calls",
             "moderation",
             "stream_options",
         }

@@ -1,6 +1,7 @@
 """A stream that a gateway takes over: its record, its known output, and the request that continues it."""
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -73,7 +74,13 @@ def is_recordable(context: RequestContext, body: bytes) -> bool:
 
 
 def new_record(
-    request: Request, context: RequestContext, host: Host, journal_from: int, *, outlives_client: bool
+    request: Request,
+    context: RequestContext,
+    host: Host,
+    journal_from: int,
+    *,
+    outlives_client: bool,
+    kept_headers: Collection[str] = (),
 ) -> StreamRecord:
     """Returns the record of a new stream, with the request's body and the path of its endpoint from `request.state`."""
     call = current_call()
@@ -92,18 +99,27 @@ def new_record(
         renewed_at=time.time(),
         outlives_client=outlives_client,
         journal_from=journal_from,
+        headers=tuple([(name, request.headers[name]) for name in sorted(kept_headers) if name in request.headers]),
     )
 
 
 def claimed_record(
-    record: StreamRecord, host: Host, accepted: list[Accepted], journal_from: int, *, owner_died: bool
+    record: StreamRecord,
+    host: Host,
+    accepted: list[Accepted],
+    journal_from: int,
+    *,
+    owner_died: bool,
+    num_events: int = 0,
 ) -> StreamRecord:
-    """Returns the record of a stream that this gateway takes over. `accepted`: its known output.
+    """Returns the record of a stream that this gateway takes over.
+
+    `accepted`: its known output; `num_events`: the number of its stored events of output.
 
     A stream counts its starts after the death of its gateway: the stream may be what gateways die of. Output that the
     former start did not have ends the count. Raises ServiceError('stream_expired') after the third start in vain.
     """
-    num_known = sum(len(one.token_ids) + one.ended for one in accepted)
+    num_known = max(0, num_events) + sum(len(one.token_ids) + one.ended for one in accepted)
     starts = 1 if num_known > record.num_known else record.starts + owner_died
     if starts > limits.STARTS_MAX:
         message = (
@@ -158,7 +174,11 @@ def stored_request(claim: Claim) -> Request:
         "raw_path": record.path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(claim.whole.body)).encode())],
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(claim.whole.body)).encode()),
+            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in record.headers),
+        ],
         "client": None,
         "server": None,
         "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},

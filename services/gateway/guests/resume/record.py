@@ -67,7 +67,10 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     starts: int = 1
     """How often the request was started without getting further than `num_known`; the former gateways have died."""
     num_known: int = 0
-    """Length of the known output at the last start: its tokens, and one for each sequence that had ended."""
+    """Length of the known output at the last start: its tokens and stored events, and one for each sequence that had
+    ended."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Headers of the request that the answer depends on (`StreamBook.kept_headers`)."""
     num_prompt_tokens: int = 0
     """Of all prompts; 0: not known yet. Written when the record is renewed."""
 

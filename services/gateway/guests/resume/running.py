@@ -7,7 +7,7 @@ from typing import NoReturn
 from starlette.types import Receive
 
 from antiphon.services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
-from antiphon.services.gateway.apis.openai.serving import ResponseRunner, Sink
+from antiphon.services.gateway.apis.openai.serving import Detached, JournaledSink, ResponseRunner
 from antiphon.services.gateway.edge.http import sse
 from antiphon.services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, watched
 from antiphon.services.gateway.guests.resume.journal import JournaledStream
@@ -122,7 +122,7 @@ class RunningStream:
             if timer is not None:
                 timer.cancel()
 
-    async def detached(self, run: ResponseRunner, sink: Sink) -> None:
+    async def detached(self, run: Detached, sink: JournaledSink) -> None:
         """Runs a request that has no client. Called once.
 
         Raises ServiceError('stream_taken') if another gateway takes over.

@@ -71,6 +71,7 @@ class Streams(Guest, StreamBook, RecordedRequests):
         records_all: bool = False,
         heard: Callable[[], set[tuple[str, str]]] = set,
     ) -> None:
+        super().__init__()
         self.journal = Journal(store)
         self.store = store
         self.stores: list[tuple[RecordStore, float]] = [(store, limits.STREAM_RESUME_S)]
@@ -146,7 +147,14 @@ class Streams(Guest, StreamBook, RecordedRequests):
         cut = without_images(request.state.body, images) if images else None
         if not is_recordable(context, request.state.body if cut is None else cut.body):
             return None
-        record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
+        record = new_record(
+            request,
+            context,
+            self._host,
+            self.journal.position + 1,
+            outlives_client=asked,
+            kept_headers=self.kept_headers,
+        )
         if cut is not None:
             if cut.files and not await self._keep_images(cut):
                 return None

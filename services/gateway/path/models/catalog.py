@@ -238,7 +238,8 @@ class ModelCatalog:
         if not wanted and len(known) == 1:
             wanted = self._public(known[0]) or ""
         serving = wanted if self._versions is None else self._versions.serving(wanted)
-        if wanted and (wanted in map(self._public, known) or wanted == self._default):
+        is_withdrawn = self._versions is not None and self._versions.is_withdrawn(wanted)
+        if wanted and not is_withdrawn and (wanted in map(self._public, known) or wanted == self._default):
             lacks = _missing(serving, self._ready(recent=True))
             message = f"No {' and no '.join(lacks)} is ready for the model {wanted!r}. Try again shortly."
             return ServiceError(f"no_{lacks[0]}", message, retry_after_s=RETRY_AFTER_S)
@@ -268,9 +269,13 @@ class ModelCatalog:
             labels=status.labels,
             facts=status.facts,
             content=status.content,
-            keeps_kv=bool(status.kv_store),
+            kept_block_size=_kept_block_size(status),
             version_name=name if name != public else "",
         )
+
+
+def _kept_block_size(status: EngineStatus) -> int:
+    return status.block_size if status.kv_store else 0
 
 
 def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
@@ -278,7 +283,7 @@ def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
     status = beat.status
     if isinstance(status, EngineStatus):
         told = status.max_model_len, status.vocab_size, status.embedding_size, status.takes_images, status.generates
-        names = status.model_path, status.model_aliases, status.labels, status.facts, bool(status.kv_store)
+        names = status.model_path, status.model_aliases, status.labels, status.facts, _kept_block_size(status)
         return (beat.instance_id, beat.state, status.model, status.configuration, status.content, *told, *names)
     formats = (status.tool_format, status.reasoning_format) if isinstance(status, PoolStatus) else ()
     return (beat.instance_id, beat.state, model_of(beat), *formats)

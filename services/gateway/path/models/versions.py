@@ -70,16 +70,21 @@ class VersionDirectory:
         """Returns the model that members with this bus name serve; None if requests do not reach them."""
         return None if internal in self._hidden else self._public.get(internal, internal)
 
+    def is_withdrawn(self, name: str) -> bool:
+        """Whether a model that was served, or is being loaded, must not get requests."""
+        state = self.states.find(name)
+        return state is not None and not state.active
+
     async def order(self, order: ChangeModel) -> None:
         """Sends an order to a launcher. Raises ServiceError if no launcher answers or if the launcher refuses."""
         try:
             reply = await self._ask(order)
         except NoRespondersError as error:
             message = (
-                "The processes of this deployment are not started by `antiphon serve`, which would start another "
-                "version. With Compose or Kubernetes, start the engines, tokenizers and detokenizers of the new one "
-                "beside the old ones with a --served-model-name of their own, and move the clients to that name "
-                "(docs/guides/change-models.md)."
+                "The processes of this deployment are not started by `antiphon serve`, which would start other ones. "
+                "With Compose or Kubernetes, add one without gateways (docs/guides/several-models.md), or start the "
+                "engines, tokenizers and detokenizers of the new model or version with a --served-model-name of their "
+                "own, and move the clients to that name."
             )
             raise ServiceError("unsupported_parameter", message) from error
         except RequestTimeoutError as error:

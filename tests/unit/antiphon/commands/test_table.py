@@ -38,6 +38,8 @@ ASKING: Mapping[str, tuple[str, ...]] = {
     "models set": ("a=b",),
     "models shadow": ("a=b",),
     "models rollback": ("a",),
+    "models load": ("a=b",),
+    "models unload": ("a",),
     "replay": ("id",),
     "fork": ("id", "--at=1"),
     "record save": ("id", "file"),
@@ -50,12 +52,13 @@ ASKING: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of the commands that ask a server."""
 LOCAL = {"complete", "pull", "list", "rm", "quantize", "plan", "doctor", "ranktable", "tools-path", "version"} | {
-    "tap", "chaos", "bench latency", "bench throughput",
+    "tap", "chaos", "bench latency", "bench throughput", "verify",
 }  # fmt: skip
 """Commands that ask no server, or only one that they start, or one on this machine."""
 REFUSED: Mapping[str, tuple[str, ...]] = {
     "chat": ("Hi", "--response-format={"),
     "complete": ("x", "--temperature=5"),
+    "verify": ("day.jsonl", "--model=demo", "--sample=2"),
     "run-batch": ("none.jsonl", "out.jsonl"),
     "pull": ("/data/model",),
     "quantize": ("-i", "none", "-o", "out", "-quant_type", "awq", "-tp", "1", "-t", "bf16"),
@@ -74,6 +77,8 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     "models shadow": ("a=b", "--share=2"),
     "models list": ("--server=ftp://x",),
     "models rollback": ("a", "--server=ftp://x"),
+    "models load": ("a=b", "--set=max-model-len"),
+    "models unload": ("a", "--server=ftp://x"),
     "replay": ("id", "--server=ftp://x"),
     "fork": ("id", "--at=1", "--server=ftp://x"),
     "record save": ("id", "file", "--server=ftp://x"),
@@ -249,7 +254,7 @@ COMPLETIONS = [
     (("antiphon", "serve", "--enable-m"), ["--enable-mm"]),
     (("antiphon", "serve", "--load-format", ""), ["auto", "safetensors", "gguf", "dummy"]),
     (("antiphon", "serve", "--load-format", "=", "g"), ["gguf"]),
-    (("antiphon", "models", ""), ["list", "set", "shadow", "rollback"]),
+    (("antiphon", "models", ""), ["list", "set", "shadow", "rollback", "load", "unload"]),
     (("antiphon", "models", "shadow", "--sh"), ["--share"]),
     (("antiphon", "bench", "serve", "--max-c"), ["--max-concurrency"]),
     (("antiphon", "completion", "z"), ["zsh"]),

@@ -28,7 +28,7 @@ from antiphon.services.engine.worker.capacity.budget import cpu_budget, cuda_bud
 from antiphon.services.engine.worker.capacity.kv_cache import context_length
 from antiphon.services.engine.worker.capacity.memory import HeapGuard
 from antiphon.services.engine.worker.capacity.profile import largest_step
-from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
+from antiphon.services.engine.worker.configuration import configuration_hash, content_hash, numerics, torch_backend
 from antiphon.services.engine.worker.dtypes import choose_torch_dtype
 from antiphon.services.engine.worker.estimate import predict_step
 from antiphon.services.engine.worker.extras import check_offload, serves_adapters
@@ -207,6 +207,7 @@ def _facts(
         computes_on_host=device.type == "cpu",
         configuration=configuration_hash(model_dir, f"own cache {torch_backend(device)}", dtype, dtype),
         content=content_hash(model_dir, PLAIN_WEIGHTS.name, dtype),
+        numerics=numerics(f"own cache {torch_backend(device)}", dtype, dtype),
         keeps_states=KEEPS_STATES,
         max_rows=plan.num_sequences,
         variant_because="PyTorch's operations order their sums by the number of tokens of a step",

@@ -14,7 +14,7 @@ def keep_s(value: str, card: ModelCard) -> float:
     A value that nobody knows, or that needs a disk where the model's engines have none, is told as a hint.
     """
     asked_s = _SECONDS.get(value)
-    if asked_s is None or (asked_s and not card.keeps_kv):
+    if asked_s is None or (asked_s and not card.kept_block_size):
         ignore(NAME)
         return 0.0
     return asked_s

@@ -54,7 +54,10 @@ def turns_before(conversation: Conversation, request_id: str) -> list[Turn]:
     for item in conversation.items:
         if f"_{request_id}_" in item["id"]:
             break
-        is_cut_off = item["type"].endswith("_call") and item.get("status") == "incomplete"
+        # A call that the server has made may have no result; the model has completed it.
+        is_cut_off = (
+            item["type"].endswith("_call") and item["type"] != "mcp_call" and item.get("status") == "incomplete"
+        )
         if item["type"] != "reasoning" and not is_cut_off:
             items.append(item)
     return input_items.read(items, request_id, NAME).turns if items else []
