@@ -1,12 +1,17 @@
-"""Faults of the disk that keeps KV: damaged blocks, lost ends of files, and a disk that takes no more. Linux only.
+"""Faults of the disk that keeps KV: damaged blocks, cut files, a disk that takes no more, a slow one. Linux only.
 
 The files are found by the flags of the engines' processes. A limit of the size of an engine's files stands for a full
-disk: each write that would make a file larger fails.
+disk: each write that would make a file larger fails. A disk is slow because something else writes to it without pause,
+and because it must be read: what memory has of the files is dropped again and again.
 """
 
 import asyncio
+import contextlib
+import os
 import random
 import resource
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +20,8 @@ from antiphon.shared.cache_dirs import user_directory
 DATA, INDEX = ".kv", ".idx"
 USUAL_PATH = "~/.cache/antiphon/kv"
 NUM_FLIPS = 64
+BUSY_BYTES = 8 * 2**20
+"""Bytes that are written to a slow disk at a time."""
 _FLAG, _PATH = "--kv-disk-gb=", "--kv-disk-path="
 
 
@@ -79,6 +86,25 @@ async def fill(pid: int, duration_s: float) -> str:
     return "" if not found[0] else f"the limit of process {pid} was changed"
 
 
+def slow_down(directory: Path, duration_s: float) -> str:
+    """Keeps the disk busy for some seconds, and its files out of memory. Blocks. Returns what did not happen."""
+    end, data, num_dropped = time.monotonic() + duration_s, os.urandom(BUSY_BYTES), 0
+    with tempfile.TemporaryFile(dir=directory) as file:
+        while time.monotonic() < end:
+            os.pwrite(file.fileno(), data, 0)
+            os.fsync(file.fileno())
+            for path in _files(directory, DATA, INDEX):
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as found:
+                    os.fdatasync(found.fileno())
+                    os.posix_fadvise(found.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    num_dropped += 1
+    return "" if num_dropped else f"there is no KV in {directory}"
+
+
 def _files(directory: Path, *kinds: str) -> list[Path]:
-    found = (path for path in sorted(directory.rglob("*")) if path.suffix in kinds)
-    return [path for path in found if path.stat().st_size]
+    found: list[Path] = []
+    for path in sorted(directory.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # engines delete the oldest
+            if path.suffix in kinds and path.stat().st_size:
+                found.append(path)
+    return found

@@ -5,13 +5,13 @@ import os
 import sys
 from dataclasses import dataclass
 
-from antiphon.chaos.schedule import ALL_GATEWAYS, DISK, EVERY_S
+from antiphon.chaos.schedule import ALL_GATEWAYS, DISK, EVERY_S, LASTING
 from antiphon.shared.flags import SettingsError
 from antiphon.terminal.address import given_key, server_flags
 
 MAX_TOKENS = 400
 CALM_S = 8.0
-KINDS = ("kill", "freeze", "stop", "flip", "cut", "full")
+KINDS = ("kill", "freeze", "stop", "flip", "cut", *LASTING)
 GROUPS = ("gateway", "tokenizer", "engine", "detokenizer", "nats", ALL_GATEWAYS, DISK)
 """Groups that `--faults` may name."""
 

@@ -10,13 +10,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["kill", "freeze", "stop", "flip", "cut", "full", "none"]
-"""`stop`: ended with SIGTERM, as in a rolling update, and started again. `flip`, `cut`, `full`: see `disk`. `none`: a
-moment without a fault; it is not part of a schedule."""
+FaultKind = Literal["kill", "freeze", "stop", "flip", "cut", "full", "slow", "none"]
+"""`stop`: ended with SIGTERM, as in a rolling update, and started again. `flip`, `cut`, `full`, `slow`: see `disk`.
+`none`: a moment without a fault; it is not part of a schedule."""
 ALL_GATEWAYS = "all gateways"
 """Group of the faults that hit every gateway at once."""
 DISK = "kv disk"
 """Group of the faults of the disk on which an engine keeps KV."""
+LASTING: tuple[FaultKind, ...] = ("full", "slow")
+"""Those of them that last for some time, as a freeze does."""
 EVERY_S = 2.5
 """Mean time between the beginnings of two faults, seconds."""
 SPREAD = (0.4, 1.6)
@@ -33,7 +35,7 @@ recovered.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. `at_s`: seconds since the start; `duration_s`: length of a freeze, otherwise 0.
+    """One fault. `at_s`: seconds since the start; `duration_s`: 0 for a fault of a moment.
 
     `group` is the service of the target, or `ALL_GATEWAYS`; `targets` has the names of the processes.
     """
@@ -74,7 +76,7 @@ def make_schedule(
             targets = (chance.choice(disks if group == DISK else processes[group]),)
         length_s = math.exp(chance.uniform(*map(math.log, FREEZE_S)))
         if group == DISK:
-            length_s = length_s if kind == "full" else 0.0
+            length_s = length_s if kind in LASTING else 0.0
             faults.append(Fault(at_s=now, kind=kind, group=group, targets=targets, duration_s=length_s))
         elif kind != "freeze" and all(_may_kill(kills[name], now) for name in targets):
             for name in targets:
@@ -97,7 +99,7 @@ def _combinations(
     groups = sorted(processes)
     if len(processes.get("gateway", ())) > 1:
         groups.append(ALL_GATEWAYS)
-    of_disk: tuple[FaultKind, ...] = ("flip", "cut", "full") if has_disks else ()
+    of_disk: tuple[FaultKind, ...] = ("flip", "cut", *LASTING) if has_disks else ()
     every: list[tuple[FaultKind, str]] = [(kind, group) for group in groups for kind in kinds]
     every.extend((kind, DISK) for kind in of_disk)
     every = [(kind, group) for kind, group in every if not only or (kind, group) in only]

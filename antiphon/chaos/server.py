@@ -25,7 +25,7 @@ END_S = 40.0
 """Longest wait for the server's end after SIGTERM, seconds."""
 REPLICAS = 2
 DISK_GB = 1
-"""Most that the server's KV takes on the disk, in a temporary directory, GiB."""
+"""Most that the KV of an engine takes on its disk, a temporary directory, GiB."""
 RECORDS = 4096
 """Finished requests of which each gateway keeps the timeline, from which the parts of stalls are computed."""
 LAST_LINES = 20
@@ -56,7 +56,10 @@ async def own_server(model: str, num_records: int = RECORDS) -> AsyncIterator[tu
     timeline. Raises SettingsError with its last output if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="antiphon-chaos-") as directory:
-        argv = [*_argv(model, num_records), f"--kv-disk-gb={DISK_GB}", f"--kv-disk-path={directory}"]
+        # As on two machines: each engine has a disk of its own, and keeps copies of what is on the other's.
+        disks = ",".join(f"{directory}/{number}" for number in range(REPLICAS))
+        copies = ("--kv-replicate=peer", "--kv-host=127.0.0.1")
+        argv = [*_argv(model, num_records), f"--kv-disk-gb={DISK_GB}", f"--kv-disk-path={disks}", *copies]
         async with _started(argv) as started:
             yield started
 

@@ -188,6 +188,8 @@ async def _fault_of_disk(fault: Fault, pid: int) -> None:
         problem = f"process {pid} keeps no KV on a disk"
     elif fault.kind == "full":
         problem = await disk.fill(pid, fault.duration_s)
+    elif fault.kind == "slow":
+        problem = await asyncio.to_thread(disk.slow_down, directory, fault.duration_s)
     else:
         problem = await asyncio.to_thread(_DAMAGES[fault.kind], directory, fault.at_s)
     if problem:

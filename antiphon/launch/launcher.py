@@ -391,6 +391,8 @@ def _model_specs(
                     # The ranks on the other machines derive this engine's port by the same numbering.
                     changes["master_port"], port = port, port + 1
                     changes["kv_events_config"] = of_replica(model.cache.kv_events_config, num_engines)
+                    disks = model.cache.kv_disk_path.split(",")
+                    changes["kv_disk_path"] = disks[num_engines % len(disks)].strip()
                     num_engines += 1
                 spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)

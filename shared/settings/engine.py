@@ -109,7 +109,11 @@ class CacheSettings(Settings, group="engine: memory"):
         "more than 256 tokens are read from there instead of being computed again (0: none)",
         rule=NOT_NEGATIVE,
     )
-    kv_disk_path: str = flag("", "directory for --kv-disk-gb (default: ~/.cache/antiphon/kv)")
+    kv_disk_path: str = flag(
+        "",
+        "directory for --kv-disk-gb; the engines of `antiphon serve` take turns with several, separated by commas "
+        "(default: ~/.cache/antiphon/kv)",
+    )
     kv_events_config: str = flag(
         "",
         "KV events for other routers over ZeroMQ, as in vLLM; needs antiphon[zmq]; the second engine of a machine adds "

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from antiphon.chaos import disk
-from antiphon.chaos.schedule import DISK, make_schedule
+from antiphon.chaos.schedule import DISK, LASTING, make_schedule
 
 PROCESSES = {"engine": ("engine-1", "engine-2"), "nats": ("nats",)}
 WRITER = """
@@ -25,8 +25,9 @@ while True:
 def test_disks_have_faults_of_their_own_and_only_if_there_are_any() -> None:
     faults = make_schedule(1, 600, PROCESSES, disks=["engine-2"])
     own = [fault for fault in faults if fault.group == DISK]
-    assert {fault.kind for fault in own} == {"flip", "cut", "full"}
-    assert all(fault.targets == ("engine-2",) and (fault.kind == "full") == bool(fault.duration_s) for fault in own)
+    assert {fault.kind for fault in own} == {"flip", "cut", "full", "slow"}
+    assert all(fault.targets == ("engine-2",) for fault in own)
+    assert all((fault.kind in LASTING) == bool(fault.duration_s) for fault in own)
     assert not any(fault.group == DISK for fault in make_schedule(1, 600, PROCESSES))
 
 
@@ -40,6 +41,15 @@ def test_damage_changes_a_file(tmp_path: Path) -> None:
     assert any(path.read_bytes())
     assert disk.cut(tmp_path, 1.0) == ""
     assert path.stat().st_size < 1000
+
+
+def test_a_slow_disk_keeps_its_files(tmp_path: Path) -> None:
+    assert "no KV" in disk.slow_down(tmp_path, 0.01)
+    path = tmp_path / "segment.kv"
+    path.write_bytes(b"block" * 1000)
+    assert disk.slow_down(tmp_path, 0.05) == ""
+    assert path.read_bytes() == b"block" * 1000
+    assert list(tmp_path.iterdir()) == [path]
 
 
 async def test_a_full_disk_takes_nothing_for_a_while(tmp_path: Path) -> None:
