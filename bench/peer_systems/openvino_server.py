@@ -15,6 +15,7 @@ import importlib
 import json
 import queue
 import threading
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ class Engine:
                     self._add(self._new.get())
                 self._pipeline.step()
                 self._deliver()
-        finally:  # an error has ended the thread: the process ends too
+        except Exception:
+            # The process ends with the event loop, and would not wait for a thread that still writes the error.
+            traceback.print_exc()
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _add(self, request: Request) -> None:

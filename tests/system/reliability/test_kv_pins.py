@@ -41,6 +41,10 @@ def cached(message: anthropic.types.Message) -> int:
     return message.usage.cache_read_input_tokens
 
 
+def num_prompt_tokens(message: anthropic.types.Message) -> int:
+    return message.usage.input_tokens + (message.usage.cache_creation_input_tokens or 0) + cached(message)
+
+
 def test_pinned_prompts_survive_what_deletes_others(tmp_path: Path) -> None:
     model, disk = make_model(tmp_path / "model" / "tiny", "llama", max_position_embeddings=2048), tmp_path / "kv"
     hour, day = {"type": "ephemeral", "ttl": "1h"}, {"prompt_cache_retention": "24h"}
@@ -49,7 +53,8 @@ def test_pinned_prompts_survive_what_deletes_others(tmp_path: Path) -> None:
         assert "x-antiphon-ignored" not in raw.headers
         first = raw.parse()
         assert cached(first) == 0
-        assert first.usage.input_tokens > 256
+        assert first.usage.cache_creation_input_tokens is not None
+        assert first.usage.cache_creation_input_tokens > 256
         gpt.chat.completions.create(**say("by retention"), extra_body=day)
         assert cached(claude.messages.create(**say("without"))) < 256
         for number in range(30):
@@ -57,7 +62,7 @@ def test_pinned_prompts_survive_what_deletes_others(tmp_path: Path) -> None:
     with serving(model, disk) as (_, claude, gpt):
         again = claude.messages.create(**say("by mark", cache_control=hour), extra_body=GREEDY)
         assert cached(again) > 256
-        assert again.usage.input_tokens + cached(again) == first.usage.input_tokens
+        assert num_prompt_tokens(again) == num_prompt_tokens(first)
         assert again.content == first.content
         used = gpt.chat.completions.create(**say("by retention")).usage
         assert used.prompt_tokens_details.cached_tokens > 256
