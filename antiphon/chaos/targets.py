@@ -191,6 +191,7 @@ async def _fault_of_disk(fault: Fault, pid: int) -> None:
     elif fault.kind == "slow":
         problem = await asyncio.to_thread(disk.slow_down, directory, fault.duration_s)
     else:
+        await _until(lambda: disk.has_blocks(directory), RUNNING_S)
         problem = await asyncio.to_thread(_DAMAGES[fault.kind], directory, fault.at_s)
     if problem:
         raise _Unverified(problem)
