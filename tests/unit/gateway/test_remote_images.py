@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from antiphon.services.gateway.guests.images import remote
 from antiphon.services.gateway.guests.images.remote import RemoteImages
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.outbound import PORTS
 from antiphon.shared.security.public_addresses import is_public
 
 PARAM = "messages[0].content[0].image_url"
@@ -66,7 +66,7 @@ class _Server(socketserver.ThreadingTCPServer):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
     with _Server(("127.0.0.1", 0), _Answer) as made:
-        monkeypatch.setitem(remote._PORTS, "http", made.server_address[1])
+        monkeypatch.setitem(PORTS, "http", made.server_address[1])
         threading.Thread(target=made.serve_forever, daemon=True).start()
         yield made
         made.shutdown()

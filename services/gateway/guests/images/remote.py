@@ -8,31 +8,19 @@ if its target passes the same checks. The body is limited in bytes and time, and
 import contextlib
 import http.client
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin
 
 from antiphon.shared import limits
 from antiphon.shared.errors import ServiceError
+from antiphon.shared.security.outbound import KEPT, PORTS, PrivateAddressError, Target, connected, target_of
 from antiphon.shared.security.public_addresses import Resolve, is_listed, is_public, listed, resolve
 
 REDIRECTS_MAX = 3
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PORTS = {"http": 80, "https": 443}
-_KEPT = "%:/?#[]@!$&'()*+,;="
-"""Characters of a URL that have a meaning of their own. All others but ASCII's letters and digits are quoted."""
-
-
-class _Target(NamedTuple):
-    """Where a file is, in ASCII. `host`: a name or an address, without brackets. `path`: with the query."""
-
-    scheme: str
-    host: str
-    path: str
 
 
 class RemoteImages:
@@ -65,26 +53,24 @@ class RemoteImages:
             raise _refusal(f"The image of '{param}' cannot be fetched: {_reason(error)}.", param) from error
         raise _refusal(f"The image of '{param}' is behind more than {REDIRECTS_MAX} redirects.", param)
 
-    def _checked(self, url: str, param: str) -> _Target:
+    def _checked(self, url: str, param: str) -> Target:
         try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-            path = quote(parts.path or "/", _KEPT) + (f"?{quote(parts.query, _KEPT)}" if parts.query else "")
-            ascii_host = (host or "").encode("idna").decode()
-        except ValueError:  # also for a name that has no form in ASCII
-            raise _no_url(param) from None
-        if parts.scheme not in _PORTS or not host or parts.username is not None:
-            raise _refusal(f"'{param}' must be a URL with http or https, a host, and no user name.", param)
-        if not is_listed(host.lower(), self._domains):
+            target = target_of(url)
+        except ValueError as error:
+            raise _refusal(f"'{param}' {error}.", param) from None
+        if not is_listed(target.name, self._domains):
             message = "Send the image as a data URL, or have the server started with --allowed-media-domains."
-            raise _refusal(f"Images are not fetched from '{host}'. {message}", param)
-        if port is not None and port != _PORTS[parts.scheme]:
-            raise _refusal(f"'{param}' must have the usual port of {parts.scheme}.", param)
-        return _Target(parts.scheme, ascii_host, path)
+            raise _refusal(f"Images are not fetched from '{target.name}'. {message}", param)
+        if target.port != PORTS[target.scheme]:
+            raise _refusal(f"'{param}' must have the usual port of {target.scheme}.", param)
+        return target
 
-    def _answer(self, target: _Target, param: str, deadline: float) -> bytes | str:
+    def _answer(self, target: Target, param: str, deadline: float) -> bytes | str:
         """Returns the file, or where a redirect leads."""
-        connection = self._connected(target.host, target.scheme, param, deadline)
+        try:
+            connection = connected(target, deadline, self._may_connect, self._resolve)
+        except PrivateAddressError as error:
+            raise _refusal(f"{error}: nothing is fetched there.", param) from error
         # A server that sends a byte now and then never exceeds the timeout of a read, so the whole exchange has a
         # deadline.
         late = threading.Event()
@@ -102,23 +88,6 @@ class RemoteImages:
         finally:
             end.cancel()
             connection.close()
-
-    def _connected(self, host: str, scheme: str, param: str, deadline: float) -> http.client.HTTPConnection:
-        port = _PORTS[scheme]
-        addresses = self._resolve(host, port)
-        if not addresses or not all(map(self._may_connect, addresses)):
-            raise _refusal(f"'{host}' has an address inside a private network: nothing is fetched there.", param)
-        left_s = max(0.1, deadline - time.monotonic())
-        connection = http.client.HTTPConnection(host, port, timeout=left_s)
-        # Connect to the address that was checked: another name lookup could return a different address.
-        plain = socket.create_connection((addresses[0], port), left_s)
-        try:
-            secure = ssl.create_default_context().wrap_socket if scheme == "https" else None
-            connection.sock = plain if secure is None else secure(plain, server_hostname=host)
-        except BaseException:
-            plain.close()
-            raise
-        return connection
 
 
 def _read(
@@ -163,13 +132,9 @@ def _hang_up(sock: socket.socket, late: threading.Event) -> None:
 def _joined(url: str, location: str, param: str) -> str:
     """Returns the URL of a redirect. `location`: the header, in which the library has made each byte one character."""
     try:
-        return urljoin(url, quote(location.encode("latin-1"), _KEPT))
+        return urljoin(url, quote(location.encode("latin-1"), KEPT))
     except ValueError:
-        raise _no_url(param) from None
-
-
-def _no_url(param: str) -> ServiceError:
-    return _refusal(f"'{param}' is not a URL.", param)
+        raise _refusal(f"'{param}' is not a URL.", param) from None
 
 
 def _reason(error: Exception) -> str:

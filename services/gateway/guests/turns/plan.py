@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from antiphon.services.gateway.apis.openai.bodies.content_blocks import check_fields
 from antiphon.services.gateway.guests.responses.schemas import LOGPROBS, ResponsesBody
-from antiphon.services.gateway.guests.turns.mcp.outbound import Target, stranger, target_of
+from antiphon.services.gateway.guests.turns.mcp.outbound import stranger
 from antiphon.shared import limits
 from antiphon.shared.request.checks import missing, refuse
+from antiphon.shared.security.outbound import Target, target_of
 from antiphon.shared.settings.mcp_servers import McpServer
 
 TYPE = "mcp"
@@ -123,7 +124,7 @@ def _use(tool: dict[str, Any], path: str, servers: Mapping[str, McpServer], host
     else:
         server = _configured(tool, label, path, servers)
         target, call_s, known = (
-            target_of(server.url, only_public=False),
+            target_of(server.url)._replace(only_public=False),
             server.timeout_s,
             frozenset(server.idempotent_tools),
         )

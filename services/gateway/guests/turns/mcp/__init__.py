@@ -2,7 +2,7 @@
 
 | module     | what it does                                                            |
 |------------|-------------------------------------------------------------------------|
-| `outbound` | where a request may go, and a connection to an address that was checked |
+| `outbound` | which servers a client may name, and the connection to one              |
 | `exchange` | one HTTP request and its answer, limited in time and bytes              |
 | `client`   | the session with one server: its tools, and calls of them               |
 | `errors`   | the two ways in which a request can fail                                |

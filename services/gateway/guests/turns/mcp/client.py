@@ -7,8 +7,8 @@ import msgspec
 
 from antiphon.services.gateway.guests.turns.mcp.errors import ToolFailedError
 from antiphon.services.gateway.guests.turns.mcp.exchange import Lines, exchange
-from antiphon.services.gateway.guests.turns.mcp.outbound import Target
 from antiphon.shared import limits
+from antiphon.shared.security.outbound import Target
 from antiphon.shared.version import __version__
 
 PROTOCOL = "2025-06-18"

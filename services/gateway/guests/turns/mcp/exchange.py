@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from antiphon.services.gateway.guests.turns.mcp.errors import ResultUnknownError, ToolFailedError
-from antiphon.services.gateway.guests.turns.mcp.outbound import Target, connected
+from antiphon.services.gateway.guests.turns.mcp.outbound import connected
 from antiphon.shared import limits
+from antiphon.shared.security.outbound import Target
 
 _UNCERTAIN = (408, 502, 503, 504)
 """Statuses with which a proxy answers if it does not know whether the server has done its work."""
